@@ -1,0 +1,274 @@
+//! Graphs of the host: read through ggml's functions, handed on in parts.
+//!
+//! Owns: the mirror of ggml's private graph struct, its self-check, and the two ways to hand a part of a graph to the inner
+//! backend: a view that shares the host's tables (fusion works), or a graph built by public functions (it does not).
+//! Invariants: the mirror is used only if [`check_layout`] passed; a part never outlives the host's graph.
+//! Threads: the thread that runs the slot.
+
+use core::ffi::c_int;
+use core::marker::PhantomData;
+use core::ops::Range;
+use core::ptr::NonNull;
+use std::collections::HashMap;
+
+use super::gen_api3 as api3;
+use super::host::host;
+use super::imports::Imports;
+use super::ops::OpClass;
+use super::tensor::Tensor;
+use crate::config::GraphMode;
+use crate::graph::{Kind, Node, PlanKey, TensorKey};
+
+/// A graph of the host.
+#[derive(Clone, Copy)]
+pub(crate) struct Graph<'a> {
+    pointer: NonNull<api3::ggml_cgraph>,
+    life: PhantomData<&'a api3::ggml_cgraph>,
+}
+
+impl<'a> Graph<'a> {
+    /// Wraps a graph; `None` for null.
+    ///
+    /// # Safety
+    /// `pointer` is null or a valid graph of the host for `'a`, with valid nodes, touched by nobody else during `'a`.
+    pub(super) unsafe fn new(pointer: *mut api3::ggml_cgraph) -> Option<Self> {
+        NonNull::new(pointer).map(|pointer| Self { pointer, life: PhantomData })
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut api3::ggml_cgraph {
+        self.pointer.as_ptr()
+    }
+
+    /// The nodes, in order.
+    pub(crate) fn nodes(&self) -> Vec<Tensor<'a>> {
+        let api = &host().api;
+        // SAFETY: a valid graph; a pure function.
+        let count = unsafe { (api.ggml_graph_n_nodes)(self.as_ptr()) };
+        (0..count)
+            .filter_map(|index| {
+                // SAFETY: the index is below the node count.
+                let node = unsafe { (api.ggml_graph_node)(self.as_ptr(), index) };
+                // SAFETY: nodes of a valid graph are valid for its life.
+                unsafe { Tensor::new(node) }
+            })
+            .collect()
+    }
+
+    /// The host's id of the graph; 0 if it has none or if graphs are not read through the mirror.
+    pub(crate) fn uid(&self) -> u64 {
+        match host().graphs {
+            // SAFETY: the mirror passed its check at start; a valid graph.
+            GraphMode::View => unsafe { (*self.as_ptr()).uid },
+            GraphMode::AddNode => 0,
+        }
+    }
+
+    /// The key under which a plan of this graph may be kept.
+    pub(crate) fn key(&self, nodes: &[Tensor<'a>]) -> PlanKey {
+        let first = nodes.first().map_or(0, |node| node.key().0);
+        PlanKey { uid: self.uid(), first, count: nodes.len() }
+    }
+
+    /// A part of the graph to hand to the inner backend. `nodes` are this graph's nodes.
+    ///
+    /// `uid` is 0 or a number that stands for exactly these nodes with exactly these sources.
+    pub(crate) fn part(&self, nodes: &[Tensor<'a>], range: Range<usize>, uid: u64) -> Result<Part<'a>, GraphError> {
+        match host().graphs {
+            GraphMode::View => Ok(self.view(&range, uid)),
+            GraphMode::AddNode => build(nodes.get(range).unwrap_or_default()),
+        }
+    }
+
+    fn view(&self, range: &Range<usize>, uid: u64) -> Part<'a> {
+        // SAFETY: the mirror passed its check; a valid graph.
+        let whole = unsafe { *self.as_ptr() };
+        let nodes = whole.nodes.wrapping_add(range.start);
+        let part = api3::ggml_cgraph {
+            size: 0,
+            n_nodes: c_int::try_from(range.len()).unwrap_or(0),
+            n_leafs: 0,
+            nodes,
+            grads: core::ptr::null_mut(),
+            grad_accs: core::ptr::null_mut(),
+            leafs: core::ptr::null_mut(),
+            uid,
+            ..whole
+        };
+        Part { graph: PartGraph::View(Box::new(part)), life: PhantomData }
+    }
+}
+
+/// A graph could not be handed on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GraphError {
+    /// ggml had no memory for the graph.
+    #[error("ggml could not make a graph of {0} nodes: out of memory; use a smaller batch (-ub)")]
+    NoMemory(usize),
+}
+
+/// A part of a host graph, as a graph of its own.
+pub(crate) struct Part<'a> {
+    graph: PartGraph,
+    life: PhantomData<&'a api3::ggml_cgraph>,
+}
+
+enum PartGraph {
+    View(Box<api3::ggml_cgraph>),
+    Built { context: *mut api3::ggml_context, graph: *mut api3::ggml_cgraph },
+}
+
+impl Part<'_> {
+    pub(super) fn as_ptr(&mut self) -> *mut api3::ggml_cgraph {
+        match &mut self.graph {
+            PartGraph::View(graph) => &raw mut **graph,
+            PartGraph::Built { graph, .. } => *graph,
+        }
+    }
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        if let PartGraph::Built { context, .. } = self.graph {
+            // SAFETY: made by ggml_init in `build`, freed once.
+            unsafe { (host().api.ggml_free)(context) };
+        }
+    }
+}
+
+/// Builds a graph of these nodes through public functions: no use counts, so no fusion, and no id.
+fn build<'a>(nodes: &[Tensor<'a>]) -> Result<Part<'a>, GraphError> {
+    let api = &host().api;
+    let no_memory = || GraphError::NoMemory(nodes.len());
+    let size = nodes.len().max(1);
+    // SAFETY: a pure function.
+    let graph_bytes = unsafe { (api.ggml_graph_overhead_custom)(size, false) };
+    let params = api3::ggml_init_params {
+        mem_size: graph_bytes + 1024,
+        mem_buffer: core::ptr::null_mut(),
+        no_alloc: true,
+    };
+    // SAFETY: no preconditions; null on failure.
+    let context = unsafe { (api.ggml_init)(params) };
+    if context.is_null() {
+        return Err(no_memory());
+    }
+    // SAFETY: a valid context with room for exactly this graph.
+    let graph = unsafe { (api.ggml_new_graph_custom)(context, size, false) };
+    let part = Part { graph: PartGraph::Built { context, graph }, life: PhantomData };
+    if graph.is_null() {
+        return Err(no_memory());
+    }
+    for node in nodes {
+        // SAFETY: the graph was made for this many nodes; the node is valid.
+        unsafe { (api.ggml_graph_add_node)(graph, node.as_ptr()) };
+    }
+    Ok(part)
+}
+
+/// What the planner needs to know of each node. `is_expert_weight` tells weights that lie in an expert buffer of ours.
+pub(crate) fn describe(nodes: &[Tensor<'_>], is_expert_weight: &dyn Fn(Tensor<'_>) -> bool) -> Vec<Node> {
+    let index: HashMap<TensorKey, usize> = nodes.iter().enumerate().map(|(index, node)| (node.key(), index)).collect();
+    nodes
+        .iter()
+        .enumerate()
+        .map(|(at, node)| {
+            let mut reads: Vec<usize> = node
+                .sources()
+                .chain(node.viewed())
+                .filter_map(|tensor| index.get(&tensor.key()).copied())
+                .filter(|&read| read < at)
+                .collect();
+            reads.sort_unstable();
+            reads.dedup();
+            Node { kind: kind(*node, is_expert_weight), reads }
+        })
+        .collect()
+}
+
+fn kind(node: Tensor<'_>, is_expert_weight: &dyn Fn(Tensor<'_>) -> bool) -> Kind {
+    match node.op_class() {
+        OpClass::ExpertProduct => match (node.source(0), node.source(2)) {
+            (Some(weight), Some(ids)) if node.is_computed() && is_expert_weight(weight) => {
+                Kind::ExpertProduct { ids: ids.ids_key() }
+            }
+            _ => Kind::Foreign,
+        },
+        OpClass::View | OpClass::PairWise => Kind::PairWise,
+        OpClass::Other => Kind::Foreign,
+    }
+}
+
+/// Whether ggml's private graph struct looks as the mirror says, tried on a graph of our own: `c = a + b`.
+///
+/// Checks the counts, the node array, the hash set and the use counts, that is every field that a view shares.
+pub(super) fn check_layout(api: &Imports) -> bool {
+    const NODES: usize = 5;
+    // SAFETY: a pure function.
+    let graph_bytes = unsafe { (api.ggml_graph_overhead_custom)(NODES, false) };
+    // SAFETY: a pure function.
+    let tensor_bytes = unsafe { (api.ggml_tensor_overhead)() };
+    let params = api3::ggml_init_params {
+        mem_size: graph_bytes + 4 * tensor_bytes + 1024,
+        mem_buffer: core::ptr::null_mut(),
+        no_alloc: true,
+    };
+    // SAFETY: no preconditions; null on failure.
+    let context = unsafe { (api.ggml_init)(params) };
+    if context.is_null() {
+        return false;
+    }
+    let good = check_with(api, context, NODES).unwrap_or(false);
+    // SAFETY: made above, freed once.
+    unsafe { (api.ggml_free)(context) };
+    good
+}
+
+fn check_with(api: &Imports, context: *mut api3::ggml_context, size: usize) -> Option<bool> {
+    // SAFETY: a valid context with room for it.
+    let a = NonNull::new(unsafe { (api.ggml_new_tensor_3d)(context, api3::GGML_TYPE_F32, 4, 1, 1) })?;
+    // SAFETY: as above.
+    let b = NonNull::new(unsafe { (api.ggml_new_tensor_3d)(context, api3::GGML_TYPE_F32, 4, 1, 1) })?;
+    // SAFETY: as above; both tensors are valid.
+    let c = NonNull::new(unsafe { (api.ggml_add)(context, a.as_ptr(), b.as_ptr()) })?;
+    // SAFETY: as above.
+    let graph = NonNull::new(unsafe { (api.ggml_new_graph_custom)(context, size, false) })?;
+    // SAFETY: a valid graph with room for the node, and a valid tensor.
+    unsafe { (api.ggml_build_forward_expand)(graph.as_ptr(), c.as_ptr()) };
+    // SAFETY: a valid graph.
+    let nodes = unsafe { (api.ggml_graph_nodes)(graph.as_ptr()) };
+    // SAFETY: a valid graph.
+    let real_size = unsafe { (api.ggml_graph_size)(graph.as_ptr()) };
+    // SAFETY: the graph object is followed by its own arrays inside the context's memory (graph_overhead_custom), so reading
+    // the size of the mirror stays inside it whatever the real layout.
+    let mirror = unsafe { graph.as_ptr().read() };
+    let head = mirror.size == real_size && mirror.n_nodes == 1 && mirror.n_leafs == 2 && mirror.nodes == nodes;
+    let tail = mirror.order == api3::GGML_CGRAPH_EVAL_ORDER_LEFT_TO_RIGHT && mirror.uid == 0;
+    let set = &mirror.visited_hash_set;
+    if !(head && tail && (3..=4096).contains(&set.size) && !set.keys.is_null() && !mirror.use_counts.is_null()) {
+        return Some(false);
+    }
+    let uses = |tensor: NonNull<api3::ggml_tensor>| use_count(&mirror, tensor);
+    Some(uses(a) == Some(1) && uses(b) == Some(1) && uses(c) == Some(0))
+}
+
+/// The use count of a tensor, found the way ggml does: address / 16 modulo the size, then linear probing.
+fn use_count(mirror: &api3::ggml_cgraph, tensor: NonNull<api3::ggml_tensor>) -> Option<i32> {
+    let set = &mirror.visited_hash_set;
+    let start = (tensor.addr().get() >> 4) % set.size;
+    for step in 0..set.size {
+        let slot = (start + step) % set.size;
+        let word = set.used.wrapping_add(slot / 32);
+        // SAFETY: `check_with` found the tables to be set and the size to be plausible; the bit set has a bit per slot.
+        let used = unsafe { word.read() } >> (slot % 32) & 1 == 1;
+        if !used {
+            return None;
+        }
+        // SAFETY: as above; keys has `size` entries.
+        let key = unsafe { set.keys.add(slot).read() };
+        if key == tensor.as_ptr() {
+            // SAFETY: as above; use_counts has `size` entries.
+            return Some(unsafe { mirror.use_counts.add(slot).read() });
+        }
+    }
+    None
+}

@@ -1,0 +1,111 @@
+//! The host that loaded us, once the probe has accepted it.
+//!
+//! Owns: the one [`Host`] of the process.
+//! Invariants: set once, by the first successful `ggml_backend_init`; every object that the host gets from us exists only
+//! after that. Threads: any, read only.
+
+use std::ffi::CString;
+use std::sync::OnceLock;
+
+use core::ffi::CStr;
+
+use super::gen_api3 as api3;
+use super::imports::Imports;
+use super::layout::Layout;
+use super::ops::Ops;
+use crate::config::GraphMode;
+use crate::telemetry::log::HostLevel;
+
+/// Everything that the probe found out about the host.
+pub(crate) struct Host {
+    pub(super) api: Imports,
+    pub(super) layout: &'static Layout,
+    pub(super) ops: Ops,
+    /// How parts of a graph can be handed on; views only if the layout of graphs passed its check.
+    pub(crate) graphs: GraphMode,
+}
+
+static HOST: OnceLock<Host> = OnceLock::new();
+
+impl Host {
+    /// Makes this the host of the process, or returns the one that is.
+    pub(crate) fn install(self) -> &'static Host {
+        HOST.get_or_init(|| self)
+    }
+
+    /// Name of the layout, for the log.
+    pub(crate) fn layout_name(&self) -> &'static str {
+        self.layout.name
+    }
+
+    /// Bytes of one row of `ne` elements.
+    pub(crate) fn row_size(&self, type_: u32, ne: i64) -> usize {
+        // SAFETY: a pure function of ggml; the type came from a tensor of the host.
+        unsafe { (self.api.ggml_row_size)(type_, ne) }
+    }
+
+    /// Whether the type packs several elements into a block with scales.
+    pub(crate) fn is_quantized(&self, type_: u32) -> bool {
+        // SAFETY: as for `row_size`.
+        unsafe { (self.api.ggml_is_quantized)(type_) }
+    }
+
+    /// Sends a line to the host's log, or to standard error where the host does not export its log.
+    fn log(&self, level: HostLevel, line: &str) {
+        let Some(print) = self.api.ggml_log_internal else {
+            return stderr(line);
+        };
+        let level = match level {
+            HostLevel::Debug => api3::GGML_LOG_LEVEL_DEBUG,
+            HostLevel::Info => api3::GGML_LOG_LEVEL_INFO,
+            HostLevel::Warn => api3::GGML_LOG_LEVEL_WARN,
+            HostLevel::Error => api3::GGML_LOG_LEVEL_ERROR,
+        };
+        // An inner zero byte would cut the line; there is none in what we print but host names could hold one.
+        let text = CString::new(line.replace('\0', "?")).unwrap_or_default();
+        // SAFETY: the format takes exactly one C string, which lives until the call returns.
+        unsafe { print(level, c"%s".as_ptr(), text.as_ptr()) };
+    }
+}
+
+/// The log sink of the process: the host's log.
+pub(crate) fn log_to_host(level: HostLevel, line: &str) {
+    match HOST.get() {
+        Some(host) => host.log(level, line),
+        None => stderr(line),
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the only sink when the host exports no log")]
+fn stderr(line: &str) {
+    eprint!("{line}");
+}
+
+/// The host of this process.
+///
+/// # Panics
+/// If the probe has not accepted one: an internal error, since no object of ours exists before that.
+pub(crate) fn host() -> &'static Host {
+    match HOST.get() {
+        Some(host) => host,
+        None => missing(),
+    }
+}
+
+#[cold]
+#[expect(clippy::panic, reason = "a broken invariant of this crate, caught at the boundary")]
+fn missing() -> ! {
+    panic!("the host was used before it was probed")
+}
+
+/// Text of a C string of the host; invalid UTF-8 is replaced.
+///
+/// # Safety
+/// `text` is null or a C string that is valid during the call.
+pub(super) unsafe fn text(text: *const core::ffi::c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: not null, a C string by the caller's contract.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}

@@ -1,0 +1,37 @@
+//! The boundary with ggml: the only module that names upstream's types.
+//!
+//! Owns: the struct layouts ([`layout`], `gen_api3`), the choice among them ([`probe`]), the host's functions ([`imports`]),
+//! op numbers by name ([`ops`]), tagged handles ([`handle`]), the panic boundary ([`boundary`]), views of tensors and graphs
+//! ([`tensor`], [`graph`]), wrappers of the inner device's objects ([`inner`]) and the functions that the host calls ([`slots`]).
+//! Invariants: nothing unwinds out of it; no number of the host is trusted before the probe confirmed it.
+//! Threads: any thread of the host; see each object.
+//! Does not: decide anything about experts, memory or graphs.
+#![expect(unsafe_code, reason = "this module is the C boundary; every block says what it relies on")]
+
+pub(crate) mod boundary;
+#[path = "gen/api3.rs"]
+#[rustfmt::skip]
+#[expect(
+    missing_docs,
+    non_camel_case_types,
+    dead_code,
+    unreachable_pub,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; the bindings hold the whole header set"
+)]
+mod gen_api3;
+pub(crate) mod graph;
+mod handle;
+mod host;
+mod imports;
+pub(crate) mod inner;
+mod layout;
+mod ops;
+mod probe;
+pub(crate) mod slots;
+pub(crate) mod tensor;
+
+pub(crate) use host::{Host, host, log_to_host};
+pub(crate) use ops::OpClass;
+pub(crate) use probe::{Refusal, probe};

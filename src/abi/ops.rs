@@ -1,0 +1,143 @@
+//! Op numbers, by name.
+//!
+//! Op numbers move between releases (75 of 91 changed within a year), so they are looked up by the host's own names at start.
+//! Owns: the class of every op number that the planner cares about.
+//! Does not: trust a number of the header set.
+
+use core::ffi::CStr;
+
+/// What the planner and the placement rules need to know of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpClass {
+    /// No work: a leaf or a change of view. Always supported, whatever the memory.
+    View,
+    /// `MUL_MAT_ID`.
+    ExpertProduct,
+    /// Works row by row, so it may stand between the products of a block.
+    PairWise,
+    /// Anything else.
+    Other,
+}
+
+/// The classes of the host's ops.
+#[derive(Debug)]
+pub(crate) struct Ops {
+    classes: Vec<OpClass>,
+    pub(super) none: u32,
+}
+
+/// Name, class, and whether a host without it is refused.
+const TABLE: &[(&CStr, OpClass, bool)] = &[
+    (c"NONE", OpClass::View, true),
+    (c"RESHAPE", OpClass::View, true),
+    (c"VIEW", OpClass::View, true),
+    (c"PERMUTE", OpClass::View, true),
+    (c"TRANSPOSE", OpClass::View, true),
+    (c"MUL_MAT_ID", OpClass::ExpertProduct, true),
+    (c"ADD", OpClass::PairWise, true),
+    (c"MUL", OpClass::PairWise, true),
+    (c"SCALE", OpClass::PairWise, true),
+    (c"UNARY", OpClass::PairWise, true),
+    (c"ADD_ID", OpClass::PairWise, false),
+    (c"SUB", OpClass::PairWise, false),
+    (c"DIV", OpClass::PairWise, false),
+    (c"SQR", OpClass::PairWise, false),
+    (c"SQRT", OpClass::PairWise, false),
+    (c"CLAMP", OpClass::PairWise, false),
+    (c"REPEAT", OpClass::PairWise, false),
+    (c"GET_ROWS", OpClass::PairWise, false),
+    (c"PAD", OpClass::PairWise, false),
+    (c"CONT", OpClass::PairWise, false),
+    (c"GLU", OpClass::PairWise, false),
+];
+
+/// No release has had more ops than this; a scan ends here at the latest.
+const MOST_OPS: u32 = 256;
+
+impl Ops {
+    /// Reads the host's op names upwards from 0 until every name of the table is found or the names end.
+    ///
+    /// `name` must accept every number up to the last op; the scan stops at `GLU`, which has been the last op since it exists,
+    /// so that no number behind the host's table is asked for.
+    pub(super) fn resolve(name: &dyn Fn(u32) -> Option<&'static CStr>) -> Result<Self, String> {
+        let mut classes = Vec::new();
+        let mut none = None;
+        let mut found = vec![false; TABLE.len()];
+        for number in 0..MOST_OPS {
+            let Some(text) = name(number) else { break };
+            let entry = TABLE.iter().position(|(known, _, _)| *known == text);
+            classes.push(entry.map_or(OpClass::Other, |entry| TABLE[entry].1));
+            if let Some(entry) = entry {
+                found[entry] = true;
+            }
+            if text == c"NONE" {
+                none = Some(number);
+            }
+            if text == c"GLU" {
+                break;
+            }
+        }
+        let missing: Vec<_> = TABLE
+            .iter()
+            .zip(&found)
+            .filter(|((_, _, required), found)| *required && !**found)
+            .map(|((name, _, _), _)| name.to_string_lossy())
+            .collect();
+        match none {
+            Some(none) if missing.is_empty() => Ok(Self { classes, none }),
+            _ => Err(missing.join(", ")),
+        }
+    }
+
+    /// The class of an op number.
+    pub(crate) fn class(&self, op: u32) -> OpClass {
+        usize::try_from(op).ok().and_then(|op| self.classes.get(op)).copied().unwrap_or(OpClass::Other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_follow_the_names() {
+        let names = [
+            c"NONE",
+            c"GLU_BACK",
+            c"MUL_MAT_ID",
+            c"RESHAPE",
+            c"VIEW",
+            c"PERMUTE",
+            c"TRANSPOSE",
+            c"ADD",
+            c"MUL",
+            c"SCALE",
+            c"UNARY",
+            c"GLU",
+        ];
+        let ops = Ops::resolve(&|number| names.get(number as usize).copied()).unwrap();
+        assert_eq!(ops.none, 0);
+        assert_eq!(ops.class(2), OpClass::ExpertProduct);
+        assert_eq!(ops.class(1), OpClass::Other);
+        assert_eq!(ops.class(11), OpClass::PairWise);
+        assert_eq!(ops.class(12), OpClass::Other);
+    }
+
+    #[test]
+    fn the_scan_ends_at_the_last_op() {
+        let ops = Ops::resolve(&|number| {
+            assert!(number <= 10, "asked behind the table");
+            Some([
+                c"NONE", c"MUL_MAT_ID", c"RESHAPE", c"VIEW", c"PERMUTE", c"TRANSPOSE", c"ADD", c"MUL", c"SCALE", c"UNARY",
+                c"GLU",
+            ][number as usize])
+        });
+        assert!(ops.is_ok());
+    }
+
+    #[test]
+    fn missing_ops_are_all_listed() {
+        let error = Ops::resolve(&|number| (number == 0).then_some(c"NONE")).unwrap_err();
+        assert_eq!(error, "RESHAPE, VIEW, PERMUTE, TRANSPOSE, MUL_MAT_ID, ADD, MUL, SCALE, UNARY");
+    }
+}

@@ -1,0 +1,383 @@
+//! Slots of a buffer. See `ggml_backend_buffer_i` in ggml-backend-impl.h.
+//!
+//! Uploads and fills cannot report a failure to the host, so a failure poisons the device: its next graph fails. A failed
+//! read-back leaves zeros, never what happened to lie there.
+
+use core::ffi::c_void;
+use core::ptr::NonNull;
+
+use super::super::boundary::{Slot, guard};
+use super::super::gen_api3 as api3;
+use super::super::handle::{self, Kind, NotOurs};
+use super::super::host::host;
+use super::super::inner;
+use super::super::layout::Words;
+use super::super::tensor::{BufferTypeKey, Tensor};
+use super::{behind, buffer_type, put, reg};
+use crate::buffer::{Buffer, BufferError, Place};
+
+impl Kind for Buffer {
+    const TAG: u64 = 0x4d6f_4542_7566_0004;
+    const NAME: &'static str = "buffer";
+}
+
+#[derive(Debug, thiserror::Error)]
+enum AccessError {
+    #[error(transparent)]
+    NotOurs(#[from] NotOurs),
+    #[error(transparent)]
+    Buffer(#[from] BufferError),
+    #[error("the host passed no tensor")]
+    NoTensor,
+}
+
+/// Hands memory of ours to the host. ggml allocates and frees the C object itself.
+pub(super) fn make(
+    memory: Buffer,
+    buft: *mut api3::ggml_backend_buffer_type,
+    size: usize,
+) -> *mut api3::ggml_backend_buffer {
+    let host = host();
+    let (shape, slots) = (&host.layout.buffer, &host.layout.buffer_slots);
+    let mut table = Words::zeroed(slots.size);
+    // The table goes by value, so its slots are at their own offsets, not behind the object's.
+    let alone = super::ObjectShape { size: slots.size, iface: 0, owner: None, context: shape.context };
+    put!(table, alone, slots.free_buffer, free_buffer);
+    put!(table, alone, slots.get_base, get_base);
+    put!(table, alone, slots.init_tensor, init_tensor);
+    put!(table, alone, slots.memset_tensor, memset_tensor);
+    put!(table, alone, slots.set_tensor, set_tensor);
+    put!(table, alone, slots.get_tensor, get_tensor);
+    put!(table, alone, slots.set_tensor_2d, set_tensor_2d);
+    put!(table, alone, slots.get_tensor_2d, get_tensor_2d);
+    put!(table, alone, slots.cpy_tensor, cpy_tensor);
+    put!(table, alone, slots.clear, clear);
+    put!(table, alone, slots.reset, reset);
+    let context = handle::new(memory);
+    let function = host.api.ggml_backend_buffer_init;
+    // SAFETY: the host's function, called through the row of the host's layout with a table of that layout.
+    unsafe { (host.layout.buffer_init)(function, buft.cast(), &table, context, size) }.cast()
+}
+
+/// The buffer behind a C object.
+///
+/// # Safety
+/// `buffer` is null or a live buffer whose type is ours.
+unsafe fn of<'a>(buffer: *mut api3::ggml_backend_buffer) -> Result<&'a Buffer, NotOurs> {
+    // SAFETY: the caller's contract.
+    unsafe { behind(buffer.cast(), &host().layout.buffer) }
+}
+
+/// The buffer behind any buffer of the host, if it is one of ours and holds memory.
+pub(in crate::abi) fn of_raw<'a>(buffer: *mut api3::ggml_backend_buffer) -> Option<&'a Buffer> {
+    if buffer.is_null() {
+        return None;
+    }
+    // SAFETY: a tensor's buffer is valid while the tensor is.
+    let type_ = unsafe { (host().api.ggml_backend_buffer_get_type)(buffer) };
+    // SAFETY: the type says that the buffer carries our handle, or none if it holds no memory.
+    reg::owns(BufferTypeKey(type_.addr())).then(|| unsafe { of(buffer) }.ok()).flatten()
+}
+
+/// All bytes of a tensor, strides included, brought to the host; `None` if it does not lie in a buffer of ours or of the host's
+/// own kind. The stream that computes it must be idle.
+pub(crate) fn download(tensor: Tensor<'_>) -> Option<Vec<u8>> {
+    let mut bytes = vec![0_u8; tensor.bytes()];
+    if bytes.is_empty() {
+        return Some(bytes);
+    }
+    let target = bytes.as_mut_ptr().cast();
+    if let Some(buffer) = tensor.our_buffer() {
+        let place = buffer.place(tensor, 0, bytes.len()).ok()?;
+        // SAFETY: the vector holds the place's bytes.
+        unsafe { read(buffer, place, target) };
+    } else if tensor.raw_buffer().is_null() || tensor.data() == 0 {
+        return None;
+    } else {
+        // SAFETY: a placed tensor of the host, read whole into a vector of its size.
+        unsafe { (host().api.ggml_backend_tensor_get)(tensor.as_ptr(), target, 0, bytes.len()) };
+    }
+    Some(bytes)
+}
+
+/// Copies out of a buffer.
+///
+/// # Safety
+/// `target` is writable for the place's bytes.
+unsafe fn read(buffer: &Buffer, place: Place, target: *mut c_void) {
+    if let Some(inner) = buffer.inner() {
+        // SAFETY: a `Place` lies in its buffer; the target is the caller's.
+        unsafe { inner.read(place.address, target, place.bytes) };
+    } else if let Some(memory) = buffer.host() {
+        // SAFETY: the target is the caller's.
+        unsafe { memory.read(place.address, target, place.bytes) };
+    }
+}
+
+/// Copies into a buffer.
+///
+/// # Safety
+/// `source` is readable for the place's bytes.
+unsafe fn write(buffer: &Buffer, place: Place, source: *const c_void) {
+    if let Some(inner) = buffer.inner() {
+        // SAFETY: a `Place` lies in its buffer; the source is the caller's.
+        unsafe { inner.write(place.address, source, place.bytes) };
+    } else if let Some(memory) = buffer.host() {
+        // SAFETY: the source is the caller's.
+        unsafe { memory.write(place.address, source, place.bytes) };
+    }
+}
+
+/// Poisons the device of a buffer whose content the host can no longer trust.
+///
+/// # Safety
+/// As for [`of`].
+unsafe fn poison(buffer: *mut api3::ggml_backend_buffer) {
+    // SAFETY: the caller's contract.
+    if let Ok(buffer) = unsafe { of(buffer) } {
+        buffer.device().poison();
+    }
+}
+
+/// A tensor that the host passed.
+///
+/// # Safety
+/// `tensor` is null or valid during `'a`.
+unsafe fn given<'a>(tensor: *const api3::ggml_tensor) -> Result<Tensor<'a>, AccessError> {
+    // SAFETY: the caller's contract.
+    unsafe { Tensor::new(tensor) }.ok_or(AccessError::NoTensor)
+}
+
+unsafe extern "C" fn free_buffer(buffer: *mut api3::ggml_backend_buffer) {
+    guard(Slot::BufferFreeBuffer, || (), || {
+        let context = match NonNull::new(buffer) {
+            // SAFETY: the context lies inside a buffer of this layout.
+            Some(buffer) => unsafe { buffer.byte_add(host().layout.buffer.context).cast::<*mut c_void>().read() },
+            None => core::ptr::null_mut(),
+        };
+        // SAFETY: the host frees a buffer once and uses it no more.
+        let memory = unsafe { handle::free::<Buffer>(context) }?;
+        memory.device().bump_layout_epoch();
+        Ok::<_, NotOurs>(())
+    });
+}
+
+unsafe extern "C" fn get_base(buffer: *mut api3::ggml_backend_buffer) -> *mut c_void {
+    let known = || {
+        // SAFETY: the host passes a live buffer of ours to its slot.
+        let buffer = unsafe { of(buffer) }?;
+        Ok::<_, NotOurs>(match buffer.host() {
+            Some(memory) => memory.as_ptr(),
+            None => core::ptr::without_provenance_mut(buffer.base()),
+        })
+    };
+    // The host asserts that a buffer has a base, so a failure falls back to the same answer without the boundary.
+    guard(Slot::BufferGetBase, || known().unwrap_or(core::ptr::null_mut()), known)
+}
+
+unsafe extern "C" fn init_tensor(
+    buffer: *mut api3::ggml_backend_buffer,
+    tensor: *mut api3::ggml_tensor,
+) -> api3::ggml_status {
+    guard(Slot::BufferInitTensor, || api3::GGML_STATUS_FAILED, || {
+        // SAFETY: as in `get_base`.
+        let memory = unsafe { of(buffer) }?;
+        // SAFETY: the host passes a tensor that is valid during the call.
+        let tensor = unsafe { given(tensor) }?;
+        let api = &host().api;
+        // SAFETY: a live buffer.
+        let usage = unsafe { (api.ggml_backend_buffer_get_usage)(buffer) };
+        // SAFETY: as above.
+        let type_ = unsafe { (api.ggml_backend_buffer_get_type)(buffer) };
+        // SAFETY: the type of a buffer of ours is ours.
+        let role = unsafe { buffer_type::of(type_) }?.role;
+        memory.init_tensor(tensor, role, usage == api3::GGML_BACKEND_BUFFER_USAGE_COMPUTE)?;
+        Ok::<_, AccessError>(api3::GGML_STATUS_SUCCESS)
+    })
+}
+
+unsafe extern "C" fn memset_tensor(
+    buffer: *mut api3::ggml_backend_buffer,
+    tensor: *mut api3::ggml_tensor,
+    value: u8,
+    offset: usize,
+    size: usize,
+) {
+    // SAFETY: as in `get_base`.
+    guard(Slot::BufferMemsetTensor, || unsafe { poison(buffer) }, || {
+        // SAFETY: as in `get_base`.
+        let memory = unsafe { of(buffer) }?;
+        // SAFETY: as in `init_tensor`.
+        let place = memory.place(unsafe { given(tensor) }?, offset, size)?;
+        memory.fill(place, value);
+        Ok::<_, AccessError>(())
+    });
+}
+
+unsafe extern "C" fn set_tensor(
+    buffer: *mut api3::ggml_backend_buffer,
+    tensor: *mut api3::ggml_tensor,
+    data: *const c_void,
+    offset: usize,
+    size: usize,
+) {
+    // SAFETY: as in `get_base`.
+    guard(Slot::BufferSetTensor, || unsafe { poison(buffer) }, || {
+        // SAFETY: as in `get_base`.
+        let memory = unsafe { of(buffer) }?;
+        // SAFETY: as in `init_tensor`.
+        let place = memory.place(unsafe { given(tensor) }?, offset, size)?;
+        // SAFETY: the host passes `size` readable bytes.
+        unsafe { write(memory, place, data) };
+        Ok::<_, AccessError>(())
+    });
+}
+
+unsafe extern "C" fn get_tensor(
+    buffer: *mut api3::ggml_backend_buffer,
+    tensor: *const api3::ggml_tensor,
+    data: *mut c_void,
+    offset: usize,
+    size: usize,
+) {
+    let failed = || {
+        // SAFETY: the host passes `size` writable bytes.
+        unsafe { zero(data, size) };
+        // SAFETY: as in `get_base`.
+        unsafe { poison(buffer) };
+    };
+    guard(Slot::BufferGetTensor, failed, || {
+        // SAFETY: as in `get_base`.
+        let memory = unsafe { of(buffer) }?;
+        // SAFETY: as in `init_tensor`.
+        let place = memory.place(unsafe { given(tensor) }?, offset, size)?;
+        // SAFETY: the host passes `size` writable bytes.
+        unsafe { read(memory, place, data) };
+        Ok::<_, AccessError>(())
+    });
+}
+
+/// Zeroes memory of the host.
+///
+/// # Safety
+/// `data` is null or writable for `size` bytes.
+unsafe fn zero(data: *mut c_void, size: usize) {
+    if !data.is_null() {
+        // SAFETY: the caller's contract.
+        unsafe { data.cast::<u8>().write_bytes(0, size) };
+    }
+}
+
+/// Rows of `size` bytes: row `i` lies at `offset + i * stride_tensor` of the tensor and `i * stride_data` of the host.
+#[derive(Clone, Copy)]
+struct Rows {
+    offset: usize,
+    size: usize,
+    copies: usize,
+    stride_tensor: usize,
+    stride_data: usize,
+}
+
+impl Rows {
+    /// The place of each row and its offset in the host's memory, all checked before the first is touched.
+    fn places(&self, memory: &Buffer, tensor: Tensor<'_>) -> Result<Vec<(Place, usize)>, AccessError> {
+        (0..self.copies)
+            .map(|row| {
+                let offset = self.offset.saturating_add(row.saturating_mul(self.stride_tensor));
+                Ok((memory.place(tensor, offset, self.size)?, row.wrapping_mul(self.stride_data)))
+            })
+            .collect()
+    }
+}
+
+unsafe extern "C" fn set_tensor_2d(
+    buffer: *mut api3::ggml_backend_buffer,
+    tensor: *mut api3::ggml_tensor,
+    data: *const c_void,
+    offset: usize,
+    size: usize,
+    copies: usize,
+    stride_tensor: usize,
+    stride_data: usize,
+) {
+    // SAFETY: as in `get_base`.
+    guard(Slot::BufferSetTensor2d, || unsafe { poison(buffer) }, || {
+        // SAFETY: as in `get_base`.
+        let memory = unsafe { of(buffer) }?;
+        // SAFETY: as in `init_tensor`.
+        let tensor = unsafe { given(tensor) }?;
+        let rows = Rows { offset, size, copies, stride_tensor, stride_data };
+        for (place, source) in rows.places(memory, tensor)? {
+            // SAFETY: the host passes rows of `size` readable bytes, `stride_data` apart.
+            unsafe { write(memory, place, data.wrapping_byte_add(source)) };
+        }
+        Ok::<_, AccessError>(())
+    });
+}
+
+unsafe extern "C" fn get_tensor_2d(
+    buffer: *mut api3::ggml_backend_buffer,
+    tensor: *const api3::ggml_tensor,
+    data: *mut c_void,
+    offset: usize,
+    size: usize,
+    copies: usize,
+    stride_tensor: usize,
+    stride_data: usize,
+) {
+    let failed = || {
+        for row in 0..copies {
+            // SAFETY: the host passes rows of `size` writable bytes, `stride_data` apart.
+            unsafe { zero(data.wrapping_byte_add(row.wrapping_mul(stride_data)), size) };
+        }
+        // SAFETY: as in `get_base`.
+        unsafe { poison(buffer) };
+    };
+    guard(Slot::BufferGetTensor2d, failed, || {
+        // SAFETY: as in `get_base`.
+        let memory = unsafe { of(buffer) }?;
+        // SAFETY: as in `init_tensor`.
+        let tensor = unsafe { given(tensor) }?;
+        let rows = Rows { offset, size, copies, stride_tensor, stride_data };
+        for (place, target) in rows.places(memory, tensor)? {
+            // SAFETY: the host passes rows of `size` writable bytes, `stride_data` apart.
+            unsafe { read(memory, place, data.wrapping_byte_add(target)) };
+        }
+        Ok::<_, AccessError>(())
+    });
+}
+
+/// False lets the host copy by way of its own memory.
+unsafe extern "C" fn cpy_tensor(
+    buffer: *mut api3::ggml_backend_buffer,
+    src: *const api3::ggml_tensor,
+    dst: *mut api3::ggml_tensor,
+) -> bool {
+    guard(Slot::BufferCpyTensor, || false, || {
+        // SAFETY: as in `get_base`.
+        let memory = unsafe { of(buffer) }?;
+        // SAFETY: as in `init_tensor`.
+        let (source, target) = (unsafe { given(src) }?, unsafe { given(dst) }?);
+        let from = source.our_buffer().and_then(Buffer::inner);
+        Ok::<_, AccessError>(match (from, memory.inner()) {
+            (Some(from), Some(to)) => inner::Buffer::copy((from, source), (to, target)),
+            _ => false,
+        })
+    })
+}
+
+unsafe extern "C" fn clear(buffer: *mut api3::ggml_backend_buffer, value: u8) {
+    // SAFETY: as in `get_base`.
+    guard(Slot::BufferClear, || unsafe { poison(buffer) }, || unsafe { of(buffer) }.map(|memory| memory.clear(value)));
+}
+
+unsafe extern "C" fn reset(buffer: *mut api3::ggml_backend_buffer) {
+    // SAFETY: as in `get_base`.
+    guard(Slot::BufferReset, || unsafe { poison(buffer) }, || {
+        // SAFETY: as in `get_base`.
+        let memory = unsafe { of(buffer) }?;
+        memory.reset();
+        memory.device().bump_layout_epoch();
+        Ok::<_, NotOurs>(())
+    });
+}

@@ -1,0 +1,141 @@
+//! Slots of a buffer type. See `ggml_backend_buffer_type_i` in ggml-backend-impl.h.
+
+use core::ffi::{c_char, c_int, c_void};
+use std::ffi::CString;
+
+use super::super::boundary::{Slot, guard};
+use super::super::gen_api3 as api3;
+use super::super::handle::{self, Kind, NotOurs};
+use super::super::host::host;
+use super::super::layout::Words;
+use super::super::tensor::{self, Tensor};
+use super::{behind, buffer, put};
+use crate::buffer::{Buffer, BufferError, Role, alloc_size, alloc_size_all};
+use crate::device::Device;
+
+/// What a buffer type's handle holds.
+pub(super) struct BufferType {
+    pub(super) device: &'static Device,
+    pub(super) role: Role,
+    name: CString,
+}
+
+impl Kind for BufferType {
+    const TAG: u64 = 0x4d6f_4542_7566_0003;
+    const NAME: &'static str = "buffer type";
+}
+
+/// A buffer type of `device`, whose C object is `owner`.
+pub(super) fn make(device: &'static Device, role: Role, owner: *mut c_void) -> *mut c_void {
+    let layout = host().layout;
+    let (shape, slots) = (&layout.buffer_type, &layout.buffer_type_slots);
+    let mut words = Words::zeroed(shape.size);
+    put!(words, shape, slots.get_name, get_name);
+    put!(words, shape, slots.alloc_buffer, alloc_buffer);
+    put!(words, shape, slots.get_alignment, get_alignment);
+    put!(words, shape, slots.get_max_size, get_max_size);
+    put!(words, shape, slots.get_alloc_size, get_alloc_size);
+    put!(words, shape, slots.get_alloc_size_n, get_alloc_size_n);
+    put!(words, shape, slots.is_host, is_host);
+    words.set(shape.owner.unwrap_or(0), owner.expose_provenance());
+    let suffix = match role {
+        Role::Default => "",
+        Role::Experts => "_Experts",
+    };
+    let name = CString::new(format!("{}{suffix}", device.label())).unwrap_or_default();
+    words.set(shape.context, handle::new(BufferType { device, role, name }).expose_provenance());
+    words.leak()
+}
+
+/// The buffer type behind a C object.
+///
+/// # Safety
+/// `buft` is null or a buffer type of the host. Buffer types of ours are immortal.
+pub(super) unsafe fn of(buft: *mut api3::ggml_backend_buffer_type) -> Result<&'static BufferType, NotOurs> {
+    // SAFETY: the caller's contract.
+    unsafe { behind(buft.cast(), &host().layout.buffer_type) }
+}
+
+unsafe extern "C" fn get_name(buft: *mut api3::ggml_backend_buffer_type) -> *const c_char {
+    // SAFETY: the host passes a buffer type to its slot.
+    guard(Slot::BufferTypeGetName, || c"MoE".as_ptr(), || unsafe { of(buft) }.map(|type_| type_.name.as_ptr()))
+}
+
+#[derive(Debug, thiserror::Error)]
+enum AllocError {
+    #[error(transparent)]
+    NotOurs(#[from] NotOurs),
+    #[error(transparent)]
+    Buffer(#[from] BufferError),
+}
+
+unsafe extern "C" fn alloc_buffer(
+    buft: *mut api3::ggml_backend_buffer_type,
+    size: usize,
+) -> *mut api3::ggml_backend_buffer {
+    guard(Slot::BufferTypeAllocBuffer, core::ptr::null_mut, || {
+        // SAFETY: as in `get_name`.
+        let type_ = unsafe { of(buft) }?;
+        let memory = Buffer::new(type_.device, type_.role, size)?;
+        Ok::<_, AllocError>(buffer::make(memory, buft, size))
+    })
+}
+
+/// Must be a power of two; upstream has no default.
+unsafe extern "C" fn get_alignment(buft: *mut api3::ggml_backend_buffer_type) -> usize {
+    const SAFE: usize = 256;
+    guard(
+        Slot::BufferTypeGetAlignment,
+        || SAFE,
+        // SAFETY: as in `get_name`.
+        || unsafe { of(buft) }.map(|type_| type_.device.inner_buffer_type.alignment()),
+    )
+}
+
+/// Upstream's default: no limit.
+unsafe extern "C" fn get_max_size(buft: *mut api3::ggml_backend_buffer_type) -> usize {
+    guard(Slot::BufferTypeGetMaxSize, || usize::MAX, || {
+        // SAFETY: as in `get_name`.
+        let type_ = unsafe { of(buft) }?;
+        Ok::<_, NotOurs>(match type_.role {
+            Role::Default => type_.device.inner_buffer_type.max_size(),
+            Role::Experts => usize::MAX,
+        })
+    })
+}
+
+/// Upstream's default: the bytes of the tensor.
+unsafe extern "C" fn get_alloc_size(
+    buft: *mut api3::ggml_backend_buffer_type,
+    tensor: *const api3::ggml_tensor,
+) -> usize {
+    // SAFETY: the host passes a tensor that is valid during the call.
+    let tensor = unsafe { Tensor::new(tensor) };
+    guard(Slot::BufferTypeGetAllocSize, || tensor.map_or(0, |tensor| tensor.bytes()), || {
+        // SAFETY: as in `get_name`.
+        let type_ = unsafe { of(buft) }?;
+        Ok::<_, NotOurs>(tensor.map_or(0, |tensor| alloc_size(type_.device, type_.role, tensor)))
+    })
+}
+
+unsafe extern "C" fn get_alloc_size_n(
+    buft: *mut api3::ggml_backend_buffer_type,
+    tensors: *mut *mut api3::ggml_tensor,
+    n_tensors: c_int,
+) -> usize {
+    // SAFETY: the host passes a list of valid tensors.
+    let list = unsafe { tensor::list(tensors, n_tensors) };
+    guard(Slot::BufferTypeGetAllocSizeN, || list.iter().map(Tensor::bytes).sum(), || {
+        // SAFETY: as in `get_name`.
+        let type_ = unsafe { of(buft) }?;
+        Ok::<_, NotOurs>(alloc_size_all(type_.device, type_.role, &list))
+    })
+}
+
+/// Expert weights can be read by any code that reads host memory; the rest belongs to the inner device.
+unsafe extern "C" fn is_host(buft: *mut api3::ggml_backend_buffer_type) -> bool {
+    // SAFETY: as in `get_name`.
+    let known = || unsafe { of(buft) }.map(|type_| type_.role == Role::Experts);
+    // A wrong answer would send device memory to host code, so a failure falls back to the same answer without the boundary.
+    guard(Slot::BufferTypeIsHost, || known().unwrap_or(false), known)
+}

@@ -1,0 +1,116 @@
+//! The reg: what `ggml_backend_init` returns, and the one way from a buffer type to whether it is ours.
+
+use core::ffi::{CStr, c_char, c_void};
+use std::sync::OnceLock;
+
+use super::super::boundary::{Slot, guard};
+use super::super::gen_api3 as api3;
+use super::super::handle::{self, Kind, NotOurs};
+use super::super::host::host;
+use super::super::layout::Words;
+use super::super::tensor::BufferTypeKey;
+use super::device::{self, DeviceObject};
+use super::{behind, procs, put};
+use crate::device::Device;
+
+/// The name of our backend among the host's.
+const NAME: &CStr = c"MoE";
+
+/// What the reg's handle holds.
+struct Reg;
+
+impl Kind for Reg {
+    const TAG: u64 = 0x4d6f_4552_6567_0001;
+    const NAME: &'static str = "reg";
+}
+
+/// An immortal object of ours that the host holds by address.
+#[derive(Clone, Copy)]
+struct Immortal(*mut c_void);
+
+// SAFETY: the object is never freed and, once published, never written.
+unsafe impl Send for Immortal {}
+// SAFETY: as above.
+unsafe impl Sync for Immortal {}
+
+static REG: OnceLock<Immortal> = OnceLock::new();
+static DEVICES: OnceLock<Vec<&'static DeviceObject>> = OnceLock::new();
+
+/// The reg as the host takes it. The same pointer at every call: each load of the plugin calls again.
+pub(crate) fn object() -> *mut c_void {
+    REG.get_or_init(|| Immortal(make())).0
+}
+
+fn make() -> *mut c_void {
+    let layout = host().layout;
+    let (shape, slots) = (&layout.reg, &layout.reg_slots);
+    let mut words = Words::zeroed(shape.size);
+    words.set_int(0, layout.api_version);
+    put!(words, shape, slots.get_name, get_name);
+    put!(words, shape, slots.get_device_count, get_device_count);
+    put!(words, shape, slots.get_device, get_device);
+    put!(words, shape, slots.get_proc_address, get_proc_address);
+    words.set(shape.context, handle::new(Reg).expose_provenance());
+    words.leak()
+}
+
+/// Makes these the devices of the reg, once; later calls change nothing.
+pub(crate) fn publish_devices(devices: Vec<&'static Device>) {
+    if !devices.is_empty() {
+        DEVICES.get_or_init(|| devices.into_iter().map(|device| device::make(device, object())).collect());
+    }
+}
+
+/// Whether devices were published.
+pub(crate) fn has_devices() -> bool {
+    DEVICES.get().is_some()
+}
+
+fn devices() -> &'static [&'static DeviceObject] {
+    DEVICES.get().map_or(&[], Vec::as_slice)
+}
+
+/// Whether a buffer type is one of ours.
+pub(super) fn owns(type_: BufferTypeKey) -> bool {
+    devices().iter().any(|device| device.types.default == type_ || device.types.experts == Some(type_))
+}
+
+/// Whether a device is one of ours.
+pub(crate) fn owns_device(device: super::super::inner::Device) -> bool {
+    devices().iter().any(|object| object.pointer == device.as_ptr().cast())
+}
+
+unsafe fn of<'a>(reg: *mut api3::ggml_backend_reg) -> Result<&'a Reg, NotOurs> {
+    // SAFETY: the host passes a reg to a reg's slot.
+    unsafe { behind(reg.cast(), &host().layout.reg) }
+}
+
+unsafe extern "C" fn get_name(reg: *mut api3::ggml_backend_reg) -> *const c_char {
+    // SAFETY: the host passes a reg to a reg's slot.
+    guard(Slot::RegGetName, || NAME.as_ptr(), || unsafe { of(reg) }.map(|_| NAME.as_ptr()))
+}
+
+unsafe extern "C" fn get_device_count(reg: *mut api3::ggml_backend_reg) -> usize {
+    // SAFETY: as in `get_name`.
+    guard(Slot::RegGetDeviceCount, || 0, || unsafe { of(reg) }.map(|_| devices().len()))
+}
+
+unsafe extern "C" fn get_device(reg: *mut api3::ggml_backend_reg, index: usize) -> *mut api3::ggml_backend_device {
+    guard(Slot::RegGetDevice, core::ptr::null_mut, || {
+        // SAFETY: as in `get_name`.
+        unsafe { of(reg) }?;
+        Ok::<_, NotOurs>(devices().get(index).map_or(core::ptr::null_mut(), |device| device.pointer.cast()))
+    })
+}
+
+unsafe extern "C" fn get_proc_address(reg: *mut api3::ggml_backend_reg, name: *const c_char) -> *mut c_void {
+    guard(Slot::RegGetProcAddress, core::ptr::null_mut, || {
+        // SAFETY: as in `get_name`.
+        unsafe { of(reg) }?;
+        if name.is_null() {
+            return Ok::<_, NotOurs>(core::ptr::null_mut());
+        }
+        // SAFETY: not null; the host passes a C string.
+        Ok(procs::address(unsafe { CStr::from_ptr(name) }))
+    })
+}

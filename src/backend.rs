@@ -1,0 +1,229 @@
+//! Backends: one stream of a device of ours, over one stream of the inner device.
+//!
+//! Owns: the inner stream, the plans of the graphs seen, the plain path's scratch, the counters.
+//! Invariants: the nodes of a graph run in the host's order, each exactly once; a node of the host that was made to read
+//! another source is restored before the call returns, also on errors.
+//! Threads: the host drives a backend from one thread at a time. The state is taken out of its lock while a graph runs, so no
+//! lock is held across a call into the host or the inner device.
+//! Does not: know how experts get to the device (`experts` does).
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+
+use parking_lot::Mutex;
+
+use crate::abi::graph::{Graph, GraphError, describe};
+use crate::abi::inner::{self, Status};
+use crate::abi::tensor::Tensor;
+use crate::buffer::{Buffer, BufferError};
+use crate::config::LogDetail;
+use crate::device::Device;
+use crate::experts::{PlainError, PlainPath};
+use crate::graph::{Plan, PlanCache, Step, plan};
+use crate::telemetry::{Counters, log};
+
+/// A backend of ours.
+pub(crate) struct Backend {
+    pub(crate) device: &'static Device,
+    pub(crate) inner: inner::Backend,
+    state: Mutex<Option<Box<State>>>,
+}
+
+#[derive(Default)]
+struct State {
+    plans: PlanCache,
+    plain: PlainPath,
+    counters: Counters,
+    told: HashSet<String>,
+    layout_epoch: u64,
+}
+
+/// A graph could not be run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BackendError {
+    /// An earlier failure left data of the host wrong.
+    #[error("{0} failed earlier and computes nothing more; restart the program")]
+    Poisoned(String),
+    /// Experts could not be made ready.
+    #[error(transparent)]
+    Plain(#[from] PlainError),
+    /// A part of the graph could not be made.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}
+
+impl BackendError {
+    /// The status that upstream defines for this failure.
+    pub(crate) fn status(&self) -> Status {
+        match self {
+            Self::Plain(PlainError::Buffer(BufferError::NoDeviceMemory { .. })) | Self::Graph(GraphError::NoMemory(_)) => {
+                Status::ALLOC_FAILED
+            }
+            _ => Status::FAILED,
+        }
+    }
+}
+
+/// The most nodes that are named in the log as belonging to no block.
+const MOST_TOLD: usize = 64;
+
+impl Backend {
+    /// Opens a stream; `None` if the inner device cannot, or if its objects are not laid out as the probe found.
+    pub(crate) fn open(device: &'static Device) -> Option<Self> {
+        device.announce();
+        let inner = device.inner.open()?;
+        if !inner.has_known_layout(&device.inner) {
+            log::error(&format!(
+                "{}: the backend of {} has another binary layout than its library; remove --device {}",
+                device.label(),
+                device.inner_name,
+                device.label()
+            ));
+            return None;
+        }
+        Some(Self { device, inner, state: Mutex::new(None) })
+    }
+
+    /// Runs a graph of the host.
+    pub(crate) fn compute(&self, graph: Graph<'_>) -> Result<Status, BackendError> {
+        if self.device.is_poisoned() {
+            return Err(BackendError::Poisoned(self.device.label().to_owned()));
+        }
+        if self.device.passes_through() {
+            return Ok(self.inner.compute_whole(graph));
+        }
+        let mut state = self.state.lock().take().unwrap_or_default();
+        let outcome = self.run(&mut state, graph);
+        *self.state.lock() = Some(state);
+        outcome
+    }
+
+    fn run(&self, state: &mut State, graph: Graph<'_>) -> Result<Status, BackendError> {
+        let epoch = self.device.layout_epoch();
+        if state.layout_epoch != epoch {
+            state.plans.clear();
+            state.layout_epoch = epoch;
+        }
+        let nodes = graph.nodes();
+        let plan = state.plans.get(graph.key(&nodes), || {
+            let plan = plan(&describe(&nodes, &lies_in_expert_buffer));
+            tell_plan(self.device, &mut state.told, &nodes, &plan);
+            plan
+        });
+        let counters = &mut state.counters;
+        counters.graphs += 1;
+        counters.nodes += nodes.len() as u64;
+        counters.blocks += plan.blocks as u64;
+        counters.blocks_max = counters.blocks_max.max(plan.blocks as u64);
+        counters.unrecognised += plan.unrecognised.len() as u64;
+        if nodes.is_empty() {
+            return Ok(Status::SUCCESS); // inner backends look at the first node
+        }
+        if let [Step::Segment(_)] = plan.steps.as_slice() {
+            counters.segments += 1;
+            return Ok(self.inner.compute_whole(graph));
+        }
+        for step in &plan.steps {
+            let status = self.run_step(state, graph, &nodes, step)?;
+            if status != Status::SUCCESS {
+                return Ok(status);
+            }
+        }
+        Ok(Status::SUCCESS)
+    }
+
+    fn run_step(
+        &self,
+        state: &mut State,
+        graph: Graph<'_>,
+        nodes: &[Tensor<'_>],
+        step: &Step,
+    ) -> Result<Status, BackendError> {
+        let products: Vec<Tensor<'_>> = match step {
+            Step::Segment(_) => Vec::new(),
+            Step::Block { products, .. } => products.iter().map(|&index| nodes[index]).collect(),
+            Step::Product(index) => vec![nodes[*index]],
+        };
+        let prepared = if products.is_empty() {
+            None
+        } else {
+            Some(state.plain.prepare(self.device, &self.inner, &products, &mut state.counters)?)
+        };
+        let variant = prepared.as_ref().map_or(0, |prepared| prepared.variant);
+        let range = step.range();
+        let uid = part_uid(graph.uid(), nodes, &range, variant);
+        let mut part = graph.part(nodes, range, uid)?;
+        state.counters.segments += 1;
+        let status = self.inner.compute(&mut part);
+        // The nodes are restored here, after the inner backend has taken them in.
+        drop(prepared);
+        Ok(status)
+    }
+
+    /// What this backend did so far.
+    pub(crate) fn counters(&self) -> Counters {
+        self.state.lock().as_ref().map(|state| state.counters.clone()).unwrap_or_default()
+    }
+
+    /// Copies a tensor between backends of ours on the device; false if the inner device cannot.
+    pub(crate) fn copy_async(&self, from: &Self, source: Tensor<'_>, target: Tensor<'_>) -> bool {
+        match (inner_of(source), inner_of(target)) {
+            (Some(source_buffer), Some(target_buffer)) => {
+                self.inner.copy_async((&from.inner, source_buffer, source), (target_buffer, target))
+            }
+            _ => false,
+        }
+    }
+}
+
+fn inner_of<'a>(tensor: Tensor<'a>) -> Option<&'a inner::Buffer> {
+    tensor.our_buffer().and_then(Buffer::inner)
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        if log::shows(LogDetail::Debug) {
+            let summary = self.counters().json(self.device.label(), &self.device.inner_name);
+            log::debug(&format!("summary {summary}"));
+        }
+    }
+}
+
+fn lies_in_expert_buffer(weight: Tensor<'_>) -> bool {
+    weight.our_buffer().is_some_and(|buffer| buffer.host().is_some())
+}
+
+/// Identity of a part for the inner backend: it may skip all comparison of two parts with the same id, so the id stands for the
+/// host's graph, the nodes and everything that was patched. The top bit keeps it apart from the host's own ids.
+fn part_uid(host_uid: u64, nodes: &[Tensor<'_>], range: &Range<usize>, variant: u64) -> u64 {
+    const OURS: u64 = 1 << 63;
+    if host_uid == 0 {
+        return 0;
+    }
+    let ends = (nodes.get(range.start).map(Tensor::key), range.end.checked_sub(1).map(|last| nodes[last].key()));
+    let mut hasher = DefaultHasher::new();
+    (host_uid, ends, range.len(), variant).hash(&mut hasher);
+    let uid = hasher.finish() | OURS;
+    if uid == host_uid { uid ^ 1 } else { uid }
+}
+
+/// Tells once per node which expert products belong to no block, and at the debug detail how each new graph is cut.
+fn tell_plan(device: &Device, told: &mut HashSet<String>, nodes: &[Tensor<'_>], plan: &Plan) {
+    for &index in &plan.unrecognised {
+        let name = nodes[index].name();
+        if told.len() < MOST_TOLD && told.insert(name.clone()) {
+            log::info(&format!("{}: \"{name}\" is in no recognised MoE block and runs by itself", device.label()));
+        }
+    }
+    if log::shows(LogDetail::Debug) && !plan.steps.is_empty() {
+        log::debug(&format!(
+            "{}: a graph of {} nodes runs in {} steps, {} MoE blocks, {} products outside",
+            device.label(),
+            nodes.len(),
+            plan.steps.len(),
+            plan.blocks,
+            plan.unrecognised.len()
+        ));
+    }
+}

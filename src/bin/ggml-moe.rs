@@ -1,0 +1,53 @@
+//! The command beside the plugin. So far it tells what the plugin understands; it runs nothing.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use ggml_moe::config::{KEYS, markdown};
+
+/// Tells about the ggml-moe plugin.
+#[derive(Parser)]
+#[command(name = "ggml-moe", version, about = "Companion of the ggml-moe plugin for llama.cpp")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the keys of GGML_MOE.
+    Keys {
+        /// Print the page docs/keys.md.
+        #[arg(long)]
+        markdown: bool,
+    },
+    /// Print the version.
+    Version,
+}
+
+fn main() -> ExitCode {
+    let text = match Arguments::parse().command {
+        Command::Keys { markdown: true } => markdown(),
+        Command::Keys { markdown: false } => keys(),
+        Command::Version => format!("ggml-moe {}\n", env!("CARGO_PKG_VERSION")),
+    };
+    // A reader that closed the pipe (`| head`) is no failure of ours.
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn keys() -> String {
+    KEYS.iter()
+        .filter(|key| !key.test_only)
+        .map(|key| {
+            format!(
+                "{}\n    {}\n    default: {} (unit: {}; accepted: {})\n    why: {}\n",
+                key.name, key.effect, key.default, key.unit, key.range, key.reason
+            )
+        })
+        .collect()
+}

@@ -1,0 +1,291 @@
+//! Buffers: device memory over the inner device's, and host memory for experts.
+//!
+//! Owns: the storage behind every buffer that the host gets from us, the padding rule, and the purpose of each tensor.
+//! Invariants: every access is checked against the buffer's range; the padding behind a quantized weight or KV tensor is zero.
+//! Threads: any; the host orders accesses to the same bytes, as it does for its own buffers.
+//! Does not: decide where a tensor lies (the host and `Device::supports_op` do).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::abi::inner;
+use crate::abi::tensor::Tensor;
+use crate::config::AllocationKind;
+use crate::device::Device;
+use crate::experts::HostMemory;
+use crate::telemetry::log;
+
+/// Which of a device's two buffer types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Dense weights, KV, compute.
+    Default,
+    /// Expert weights, in host memory.
+    Experts,
+}
+
+/// What a tensor is for, told by its name and its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// An expert weight.
+    Expert,
+    /// Any other weight.
+    Dense,
+    /// Part of a KV cache or of a recurrent state.
+    Cache,
+    /// Intermediate results, and tensors without a telling name.
+    Compute,
+}
+
+impl Purpose {
+    /// llama.cpp's names: weights end in `.weight`, `.bias`, `.scale` and the like under `blk.` or by themselves, caches start
+    /// with `cache_`.
+    pub(crate) fn of(name: &str, role: Role) -> Self {
+        let weight = [".weight", ".bias", ".scale"].iter().any(|suffix| name.ends_with(suffix));
+        match role {
+            Role::Experts => Self::Expert,
+            Role::Default if name.starts_with("cache_") => Self::Cache,
+            Role::Default if weight || name.starts_with("blk.") => Self::Dense,
+            Role::Default => Self::Compute,
+        }
+    }
+}
+
+/// A buffer of ours.
+pub(crate) struct Buffer {
+    device: &'static Device,
+    storage: Storage,
+    dense: AtomicUsize,
+    cache: AtomicUsize,
+}
+
+enum Storage {
+    Inner(inner::Buffer),
+    Host(HostMemory),
+}
+
+/// A buffer could not be made or used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BufferError {
+    /// The inner device has no memory.
+    #[error("{device}: {inner} has no {mib} MiB free; use a smaller context (-c), a smaller batch (-ub) or fewer layers (-ngl)")]
+    NoDeviceMemory {
+        device: String,
+        inner: String,
+        mib: usize,
+    },
+    /// The host has no memory.
+    #[error("{device}: no {mib} MiB of RAM for the experts ({why}); use a smaller model or quantization, or stop other programs")]
+    NoHostMemory {
+        device: String,
+        mib: usize,
+        why: String,
+    },
+    /// The host asked for bytes outside the buffer.
+    #[error("bytes {start:#x}..+{bytes} of \"{tensor}\" lie outside their buffer")]
+    OutOfRange {
+        tensor: String,
+        start: usize,
+        bytes: usize,
+    },
+}
+
+/// A place that a slot reads from or writes to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Address in the buffer's own terms.
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Buffer {
+    /// Allocates a buffer of `bytes` bytes, at least one.
+    pub(crate) fn new(device: &'static Device, role: Role, bytes: usize) -> Result<Self, BufferError> {
+        let storage = match role {
+            Role::Default => Storage::Inner(Self::device_memory(device, bytes)?),
+            Role::Experts => Storage::Host(Self::host_memory(device, bytes)?),
+        };
+        let place = match role {
+            Role::Default => device.inner_name.as_str(),
+            Role::Experts => "RAM, for experts",
+        };
+        log::info(&format!("{}: {} MiB of {place}", device.label(), bytes.div_ceil(1 << 20)));
+        Ok(Self { device, storage, dense: AtomicUsize::new(0), cache: AtomicUsize::new(0) })
+    }
+
+    /// Memory of the inner device, for a buffer or a scratch.
+    pub(crate) fn device_memory(device: &Device, bytes: usize) -> Result<inner::Buffer, BufferError> {
+        let injected = device.allocation_fails(AllocationKind::Device);
+        let buffer = if injected { None } else { device.inner_buffer_type.alloc(bytes) };
+        buffer.ok_or_else(|| BufferError::NoDeviceMemory {
+            device: device.label().to_owned(),
+            inner: device.inner_name.clone(),
+            mib: bytes.div_ceil(1 << 20),
+        })
+    }
+
+    fn host_memory(device: &Device, bytes: usize) -> Result<HostMemory, BufferError> {
+        let memory = if device.allocation_fails(AllocationKind::Host) {
+            Err(std::io::Error::from_raw_os_error(libc::ENOMEM))
+        } else {
+            HostMemory::map(bytes)
+        };
+        memory.map_err(|error| BufferError::NoHostMemory {
+            device: device.label().to_owned(),
+            mib: bytes.div_ceil(1 << 20),
+            why: error.to_string(),
+        })
+    }
+
+    /// The device that the buffer belongs to.
+    pub(crate) fn device(&self) -> &'static Device {
+        self.device
+    }
+
+    /// Address of the first byte.
+    pub(crate) fn base(&self) -> usize {
+        match &self.storage {
+            Storage::Inner(buffer) => buffer.base(),
+            Storage::Host(memory) => memory.address(),
+        }
+    }
+
+    /// The inner buffer behind a default buffer.
+    pub(crate) fn inner(&self) -> Option<&inner::Buffer> {
+        match &self.storage {
+            Storage::Inner(buffer) => Some(buffer),
+            Storage::Host(_) => None,
+        }
+    }
+
+    /// The memory behind an expert buffer.
+    pub(crate) fn host(&self) -> Option<&HostMemory> {
+        match &self.storage {
+            Storage::Inner(_) => None,
+            Storage::Host(memory) => Some(memory),
+        }
+    }
+
+    /// The place of `bytes` bytes at `offset` of a tensor, checked to lie in this buffer.
+    pub(crate) fn place(&self, tensor: Tensor<'_>, offset: usize, bytes: usize) -> Result<Place, BufferError> {
+        let start = tensor.data().wrapping_add(offset);
+        let inside = tensor.data().checked_add(offset).is_some() && self.contains(start, bytes);
+        if inside {
+            Ok(Place { address: start, bytes })
+        } else {
+            Err(BufferError::OutOfRange { tensor: tensor.name(), start, bytes })
+        }
+    }
+
+    fn contains(&self, address: usize, bytes: usize) -> bool {
+        match &self.storage {
+            Storage::Inner(buffer) => buffer.contains(address, bytes),
+            Storage::Host(memory) => memory.contains(address, bytes),
+        }
+    }
+
+    /// Sets bytes of a tensor.
+    pub(crate) fn fill(&self, place: Place, value: u8) {
+        match &self.storage {
+            Storage::Inner(buffer) => buffer.fill(place.address, value, place.bytes),
+            Storage::Host(memory) => memory.fill(place.address, value, place.bytes),
+        }
+    }
+
+    /// Sets the whole buffer.
+    pub(crate) fn clear(&self, value: u8) {
+        match &self.storage {
+            Storage::Inner(buffer) => buffer.clear(value),
+            Storage::Host(memory) => memory.fill(memory.address(), value, memory.bytes()),
+        }
+    }
+
+    /// A tensor was given its place: takes note of its purpose, and zeroes the padding behind it unless `scratch` says that the
+    /// buffer holds intermediate results, whose owner pads for itself.
+    pub(crate) fn init_tensor(&self, tensor: Tensor<'_>, role: Role, scratch: bool) -> Result<(), BufferError> {
+        if tensor.viewed().is_some() {
+            return Ok(());
+        }
+        let bytes = tensor.bytes();
+        match Purpose::of(&tensor.name(), role) {
+            Purpose::Dense => _ = self.dense.fetch_add(bytes, Ordering::Relaxed),
+            Purpose::Cache => _ = self.cache.fetch_add(bytes, Ordering::Relaxed),
+            Purpose::Expert | Purpose::Compute => {}
+        }
+        if scratch {
+            return Ok(());
+        }
+        let padding = alloc_size(self.device, role, tensor).saturating_sub(bytes);
+        if padding > 0 {
+            let place = self.place(tensor, bytes, padding)?;
+            if self.device.debug_pad() > 0 {
+                self.fill(place, 0xff);
+            }
+            self.fill(place, 0);
+        }
+        Ok(())
+    }
+
+    /// The host is about to lay its tensors out anew.
+    pub(crate) fn reset(&self) {
+        if let Storage::Inner(buffer) = &self.storage {
+            buffer.reset();
+        }
+        self.dense.store(0, Ordering::Relaxed);
+        self.cache.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let (dense, cache) = (self.dense.load(Ordering::Relaxed), self.cache.load(Ordering::Relaxed));
+        if dense + cache > 0 {
+            log::debug(&format!(
+                "{}: freed a buffer with {} MiB of dense weights and {} MiB of cache",
+                self.device.label(),
+                dense >> 20,
+                cache >> 20
+            ));
+        }
+    }
+}
+
+/// Bytes that a tensor takes in a buffer of ours. Device kernels may read or write behind a tensor, so the inner device's own
+/// answer counts, in both buffer types: an expert is copied to the device as it lies here.
+pub(crate) fn alloc_size(device: &Device, role: Role, tensor: Tensor<'_>) -> usize {
+    let inner = device.inner_buffer_type.alloc_size(tensor);
+    let may_pad = role == Role::Default && crate::abi::host().is_quantized(tensor.type_());
+    if may_pad { inner + device.debug_pad() } else { inner }
+}
+
+/// Bytes that the loader's tensors take in a buffer, each aligned. Takes note of the size of the dense weights on the way.
+pub(crate) fn alloc_size_all(device: &Device, role: Role, tensors: &[Tensor<'_>]) -> usize {
+    let alignment = device.inner_buffer_type.alignment();
+    let unplaced = tensors.iter().filter(|tensor| tensor.data() == 0 && tensor.viewed().is_none());
+    let total = unplaced.map(|tensor| alloc_size(device, role, *tensor).next_multiple_of(alignment)).sum();
+    let dense = tensors.iter().any(|tensor| Purpose::of(&tensor.name(), role) == Purpose::Dense);
+    if role == Role::Default && dense {
+        device.note_dense_size(total);
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn purpose_by_name_and_place() {
+        for (name, purpose) in [
+            ("blk.3.attn_q.weight", Purpose::Dense),
+            ("output.weight", Purpose::Dense),
+            ("blk.0.ffn_gate_inp.bias", Purpose::Dense),
+            ("cache_k_l12", Purpose::Cache),
+            ("cache_s_l0", Purpose::Cache),
+            ("ffn_moe_logits-3", Purpose::Compute),
+            ("", Purpose::Compute),
+        ] {
+            assert_eq!(Purpose::of(name, Role::Default), purpose, "{name}");
+        }
+        assert_eq!(Purpose::of("blk.3.ffn_gate_exps.weight", Role::Experts), Purpose::Expert);
+    }
+}

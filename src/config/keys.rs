@@ -1,0 +1,174 @@
+//! The one table of keys: name, default, unit, range, reason and how a value is stored.
+//!
+//! `docs/keys.md` and the command's `keys` are generated from it, so they cannot disagree with the parser.
+
+use super::{AllocationFault, AllocationKind, Config, GraphMode, LogDetail};
+
+/// One key of `GGML_MOE`.
+pub struct Key {
+    /// The name as the user writes it.
+    pub name: &'static str,
+    /// What holds when the key is absent, as the user would write it.
+    pub default: &'static str,
+    /// Unit of the value, or `-`.
+    pub unit: &'static str,
+    /// Accepted values.
+    pub range: &'static str,
+    /// What it does.
+    pub effect: &'static str,
+    /// Why the default is what it is.
+    pub reason: &'static str,
+    /// Whether it exists for the project's tests only.
+    pub test_only: bool,
+    pub(super) apply: fn(&mut Config, &str) -> Result<(), ()>,
+}
+
+/// Every key, in the order in which the documentation lists them.
+pub static KEYS: &[Key] = &[
+    Key {
+        name: "inner",
+        default: "every GPU",
+        unit: "device names",
+        range: "names as the host prints them (--list-devices), separated by ',' or '+'; a name may be repeated",
+        effect: "Devices to put a MoE device in front of: the first named becomes MoE0, the next MoE1. Any device works, CPU included.",
+        reason: "The plugin exists for GPUs; each card gets a cache of its own.",
+        test_only: false,
+        apply: |config, value| {
+            let names: Vec<String> = value.split([',', '+']).map(|name| name.trim().to_owned()).collect();
+            if names.iter().any(String::is_empty) || names.len() > 64 {
+                return Err(());
+            }
+            config.inner = names;
+            Ok(())
+        },
+    },
+    Key {
+        name: "log",
+        default: "notice",
+        unit: "-",
+        range: "error, notice, info, debug",
+        effect: "How much the plugin tells. Lines up to this detail are sent at the host's warning level, because llama.cpp's tools hide information lines unless -lv 4 is given.",
+        reason: "A decision that nobody sees is a surprise; everything else would be noise.",
+        test_only: false,
+        apply: |config, value| {
+            config.log = match value {
+                "error" => LogDetail::Error,
+                "notice" => LogDetail::Notice,
+                "info" => LogDetail::Info,
+                "debug" => LogDetail::Debug,
+                _ => return Err(()),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        name: "ctx-share",
+        default: "0.30",
+        unit: "share",
+        range: "0 to 1",
+        effect: "Share of the device memory beside the dense weights that is reported as free, and so the most that a context whose size the user left open may claim.",
+        reason: "llama.cpp's fit step would otherwise give an unset context all the memory that the experts need.",
+        test_only: false,
+        apply: |config, value| {
+            let share: f64 = value.parse().map_err(|_| ())?;
+            if !(0.0..=1.0).contains(&share) {
+                return Err(());
+            }
+            config.ctx_share = share;
+            Ok(())
+        },
+    },
+    Key {
+        name: "debug-panic",
+        default: "none",
+        unit: "slot",
+        range: "object.slot, for example buffer.set_tensor",
+        effect: "The named slot panics at every call.",
+        reason: "Shows that no panic reaches the host.",
+        test_only: true,
+        apply: |config, value| {
+            let known = value.split_once('.').is_some_and(|(object, slot)| !object.is_empty() && !slot.is_empty());
+            config.debug_panic = Some(value.to_owned()).filter(|_| known);
+            if known { Ok(()) } else { Err(()) }
+        },
+    },
+    Key {
+        name: "debug-fail-alloc",
+        default: "none",
+        unit: "kind:n",
+        range: "device:N or host:N, N from 1",
+        effect: "Every N-th allocation of that kind fails.",
+        reason: "Shows that running out of memory ends in a clear line.",
+        test_only: true,
+        apply: |config, value| {
+            let (kind, every) = value.split_once(':').ok_or(())?;
+            let kind = match kind {
+                "device" => AllocationKind::Device,
+                "host" => AllocationKind::Host,
+                _ => return Err(()),
+            };
+            let every: u32 = every.parse().map_err(|_| ())?;
+            if every == 0 {
+                return Err(());
+            }
+            config.debug_fail_alloc = Some(AllocationFault { kind, every });
+            Ok(())
+        },
+    },
+    Key {
+        name: "debug-graph",
+        default: "by self-check",
+        unit: "-",
+        range: "view, add-node",
+        effect: "How parts of a graph are handed to the inner backend.",
+        reason: "The view keeps kernel fusion; the other needs no private layout. The self-check at start chooses.",
+        test_only: true,
+        apply: |config, value| {
+            config.debug_graph = Some(match value {
+                "view" => GraphMode::View,
+                "add-node" => GraphMode::AddNode,
+                _ => return Err(()),
+            });
+            Ok(())
+        },
+    },
+    Key {
+        name: "debug-pad",
+        default: "0",
+        unit: "bytes",
+        range: "0 to 65536",
+        effect: "Extra bytes behind every quantized tensor, filled with 0xFF before the padding rule zeroes them.",
+        reason: "Exercises on the CPU the padding that only GPUs ask for.",
+        test_only: true,
+        apply: |config, value| {
+            let bytes: usize = value.parse().map_err(|_| ())?;
+            if bytes > 65_536 {
+                return Err(());
+            }
+            config.debug_pad = bytes;
+            Ok(())
+        },
+    },
+];
+
+/// The page `docs/keys.md`, generated from the table.
+pub fn markdown() -> String {
+    let mut page = String::from(
+        "# Keys\n\n<!-- Generated by `make gen` from src/config/keys.rs; do not edit. -->\n\n\
+         Keys are given in the environment: `GGML_MOE=\"key=value;key=value\"`. `;` and `,` separate pairs, and a piece without\n\
+         `=` continues the value before it, so `inner=CUDA0,CUDA1;log=info` is two pairs. `+` may be written for `,` inside a\n\
+         value. An unknown key or a wrong value is reported in one line and its default holds. A key given twice: the last holds.\n",
+    );
+    for (title, test_only) in [("For users", false), ("For the project's tests", true)] {
+        page.push_str(&format!(
+            "\n## {title}\n\n| key | default | unit | range | effect | why this default |\n|---|---|---|---|---|---|\n"
+        ));
+        for key in KEYS.iter().filter(|key| key.test_only == test_only) {
+            page.push_str(&format!(
+                "| `{}` | {} | {} | {} | {} | {} |\n",
+                key.name, key.default, key.unit, key.range, key.effect, key.reason
+            ));
+        }
+    }
+    page
+}

@@ -1,0 +1,85 @@
+//! The plugin's settings: one table of keys, one parser, one resolved value.
+//!
+//! Owns: the key table (`keys`), the syntax of `GGML_MOE` (`parse`) and the resolved [`Config`].
+//! Invariants: a `Config` always holds valid values; a bad key or value leaves the default and yields one [`Notice`].
+//! Threads: none; everything here is a pure function of its input.
+//! Does not: read the environment or print (the entry point does), or know any host type.
+
+mod keys;
+mod parse;
+
+pub use keys::{KEYS, Key, markdown};
+pub use parse::{Notice, parse};
+
+/// How much the plugin tells. Lines up to this detail are shown; the rest follows the host's own filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogDetail {
+    /// Only what went wrong.
+    Error,
+    /// Also what was decided and why, once.
+    Notice,
+    /// Also what each load and context did.
+    Info,
+    /// Also one JSON summary per backend, and the plan of each new graph.
+    Debug,
+}
+
+/// How a part of the host's graph is handed to the inner backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphMode {
+    /// A view that shares the host graph's node array, use counts and hash set: fusion keeps working.
+    View,
+    /// A graph built node by node through ggml's public functions: no fusion, needs no private layout.
+    AddNode,
+}
+
+/// Which allocations the fault injection of the tests makes fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocationKind {
+    /// Memory of the inner device.
+    Device,
+    /// The host memory of an expert buffer.
+    Host,
+}
+
+/// Every n-th allocation of one kind fails (tests only).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocationFault {
+    /// The kind of allocation that fails.
+    pub kind: AllocationKind,
+    /// Every how many allocations; at least 1.
+    pub every: u32,
+}
+
+/// The resolved settings of this process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Names of the devices to put a proxy in front of, in order; empty means every GPU.
+    pub inner: Vec<String>,
+    /// How much is logged.
+    pub log: LogDetail,
+    /// Share of the memory beside the dense weights that an unset context may claim, 0 to 1.
+    pub ctx_share: f64,
+    /// The slot that panics at every call (tests only).
+    pub debug_panic: Option<String>,
+    /// The allocations that fail (tests only).
+    pub debug_fail_alloc: Option<AllocationFault>,
+    /// How graph parts are handed on; `None` lets the self-check of the graph layout decide.
+    pub debug_graph: Option<GraphMode>,
+    /// Extra bytes behind every quantized tensor, poisoned before the padding rule zeroes them (tests only).
+    pub debug_pad: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            inner: Vec::new(),
+            log: LogDetail::Notice,
+            ctx_share: 0.30,
+            debug_panic: None,
+            debug_fail_alloc: None,
+            debug_graph: None,
+            debug_pad: 0,
+        }
+    }
+}

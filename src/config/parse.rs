@@ -1,0 +1,259 @@
+//! The syntax of `GGML_MOE`: pairs, continuation, suggestions.
+
+use std::fmt;
+
+use super::{Config, KEYS};
+
+/// Something in the settings that could not be used; the default holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// No key has this name.
+    UnknownKey {
+        /// What the user wrote.
+        name: String,
+        /// The closest key, when one is close.
+        suggestion: Option<&'static str>,
+    },
+    /// The key exists, the value is not in its range.
+    BadValue {
+        /// The key.
+        name: &'static str,
+        /// What the user wrote.
+        value: String,
+    },
+    /// Text before the first `key=`.
+    Stray(String),
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownKey { name, suggestion } => {
+                write!(f, "GGML_MOE: unknown key \"{}\"", shown(name))?;
+                if let Some(suggestion) = suggestion {
+                    write!(f, "; did you mean \"{suggestion}\"?")?;
+                }
+                write!(f, " keys: {}", key_names())
+            }
+            Self::BadValue { name, value } => {
+                let (range, default) =
+                    KEYS.iter().find(|key| key.name == *name).map_or(("", ""), |key| (key.range, key.default));
+                write!(
+                    f,
+                    "GGML_MOE: {name}={} is not usable; accepted: {range}; the default ({default}) holds",
+                    shown(value)
+                )
+            }
+            Self::Stray(text) => {
+                write!(f, "GGML_MOE: \"{}\" is no key=value pair; keys: {}", shown(text), key_names())
+            }
+        }
+    }
+}
+
+/// User text made fit for one log line.
+fn shown(text: &str) -> String {
+    const LONGEST: usize = 60;
+    let mut line: String = text.chars().take(LONGEST).map(|c| if c.is_control() { '?' } else { c }).collect();
+    if text.chars().nth(LONGEST).is_some() {
+        line.push_str("...");
+    }
+    line
+}
+
+fn key_names() -> String {
+    let names: Vec<&str> = KEYS.iter().filter(|key| !key.test_only).map(|key| key.name).collect();
+    names.join(", ")
+}
+
+/// Reads settings as the user writes them. Never fails: what cannot be used becomes a [`Notice`] and leaves the default.
+pub fn parse(text: &str) -> (Config, Vec<Notice>) {
+    let mut config = Config::default();
+    let mut notices = Vec::new();
+    for (name, value) in pairs(text, &mut notices) {
+        match KEYS.iter().find(|key| key.name == name) {
+            Some(key) => {
+                if (key.apply)(&mut config, &value).is_err() {
+                    notices.push(Notice::BadValue { name: key.name, value });
+                }
+            }
+            None => notices.push(Notice::UnknownKey { suggestion: nearest(&name), name }),
+        }
+    }
+    (config, notices)
+}
+
+/// Splits at ';' and ','; a piece without '=' continues the value before it when it followed a ','.
+fn pairs(text: &str, notices: &mut Vec<Notice>) -> Vec<(String, String)> {
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    for group in text.split(';') {
+        let mut open = false; // whether a pair of this group can be continued
+        for piece in group.split(',') {
+            let piece = piece.trim();
+            match piece.split_once('=') {
+                Some((name, value)) => {
+                    pairs.push((name.trim().to_owned(), value.trim().to_owned()));
+                    open = true;
+                }
+                None if piece.is_empty() && !open => {}
+                None => match pairs.last_mut().filter(|_| open) {
+                    Some((_, value)) => {
+                        value.push(',');
+                        value.push_str(piece);
+                    }
+                    None => notices.push(Notice::Stray(piece.to_owned())),
+                },
+            }
+        }
+        // "inner=CPU," is a slip of the pen, not an empty second name.
+        if let Some((_, value)) = pairs.last_mut().filter(|_| open) {
+            while value.ends_with(',') {
+                value.pop();
+            }
+        }
+    }
+    pairs
+}
+
+/// The key within a third of its length of edits, if any.
+fn nearest(name: &str) -> Option<&'static str> {
+    let name: String = name.chars().take(40).collect::<String>().to_lowercase();
+    let close = |key: &&'static str| distance(&name, key) <= key.len().div_ceil(3).max(1);
+    KEYS.iter().map(|key| key.name).filter(close).min_by_key(|key| distance(&name, key))
+}
+
+/// Levenshtein distance.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, left) in a.chars().enumerate() {
+        let mut diagonal = i;
+        let mut previous = i + 1;
+        for (cell, right) in row.iter_mut().skip(1).zip(&b) {
+            let substituted = diagonal + usize::from(left != *right);
+            diagonal = *cell;
+            previous = substituted.min(previous + 1).min(*cell + 1);
+            *cell = previous;
+        }
+        if let Some(first) = row.first_mut() {
+            *first = i + 1;
+        }
+    }
+    row.last().copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{AllocationFault, AllocationKind, GraphMode, LogDetail, markdown};
+    use proptest::prelude::*;
+
+    #[test]
+    fn empty_gives_defaults() {
+        assert_eq!(parse(""), (Config::default(), vec![]));
+        assert_eq!(parse(" ; ,, ;"), (Config::default(), vec![]));
+    }
+
+    #[test]
+    fn both_separators_and_continuation() {
+        let (config, notices) = parse("inner=CUDA0, CUDA1;log=debug,ctx-share=0.5");
+        assert_eq!(notices, vec![]);
+        assert_eq!(config.inner, ["CUDA0", "CUDA1"]);
+        assert_eq!(config.log, LogDetail::Debug);
+        assert!((config.ctx_share - 0.5).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn plus_stands_for_comma() {
+        assert_eq!(parse("inner=CPU+CPU").0.inner, ["CPU", "CPU"]);
+    }
+
+    #[test]
+    fn last_one_holds() {
+        assert_eq!(parse("log=debug;log=error").0.log, LogDetail::Error);
+    }
+
+    #[test]
+    fn trailing_comma_is_forgiven() {
+        assert_eq!(parse("inner=CPU,"), (Config { inner: vec!["CPU".into()], ..Config::default() }, vec![]));
+    }
+
+    #[test]
+    fn test_keys() {
+        let (config, notices) =
+            parse("debug-panic=buffer.clear;debug-fail-alloc=host:3;debug-graph=add-node;debug-pad=96");
+        assert_eq!(notices, vec![]);
+        assert_eq!(config.debug_panic.as_deref(), Some("buffer.clear"));
+        assert_eq!(config.debug_fail_alloc, Some(AllocationFault { kind: AllocationKind::Host, every: 3 }));
+        assert_eq!(config.debug_graph, Some(GraphMode::AddNode));
+        assert_eq!(config.debug_pad, 96);
+    }
+
+    #[test]
+    fn unknown_key_is_suggested_and_lists_keys() {
+        let (config, notices) = parse("inne=CPU");
+        assert_eq!(config, Config::default());
+        let line = notices[0].to_string();
+        assert!(line.starts_with("GGML_MOE: unknown key \"inne\"; did you mean \"inner\"? keys: inner, log"), "{line}");
+        assert!(!line.contains("debug-"), "{line}");
+    }
+
+    #[test]
+    fn far_key_gets_no_suggestion() {
+        assert!(matches!(&parse("zzzzzz=1").1[..], [Notice::UnknownKey { suggestion: None, .. }]));
+    }
+
+    #[test]
+    fn bad_values_keep_the_default() {
+        for text in [
+            "log=loud",
+            "ctx-share=1.5",
+            "ctx-share=NaN",
+            "ctx-share=",
+            "inner=",
+            "inner=A,,B",
+            "debug-fail-alloc=host:0",
+            "debug-fail-alloc=disk:1",
+            "debug-pad=-1",
+            "debug-panic=x",
+            "debug-graph=none",
+        ] {
+            let (config, notices) = parse(text);
+            assert_eq!(config, Config::default(), "{text}");
+            assert!(matches!(&notices[..], [Notice::BadValue { .. }]), "{text}: {notices:?}");
+        }
+    }
+
+    #[test]
+    fn stray_text_is_reported() {
+        assert_eq!(parse("CPU;log=info").1, vec![Notice::Stray("CPU".into())]);
+    }
+
+    #[test]
+    fn every_key_is_documented() {
+        let page = markdown();
+        for key in KEYS {
+            assert!(page.contains(&format!("| `{}` |", key.name)));
+            assert!(!key.effect.is_empty() && !key.reason.is_empty() && !key.range.is_empty());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics_and_lines_stay_one_line(text in ".{0,200}") {
+            let (_, notices) = parse(&text);
+            for notice in notices {
+                let line = notice.to_string();
+                prop_assert!(line.starts_with("GGML_MOE: "));
+                prop_assert!(!line.chars().any(char::is_control));
+            }
+        }
+
+        #[test]
+        fn distance_is_a_metric(a in "[a-d]{0,6}", b in "[a-d]{0,6}", c in "[a-d]{0,6}") {
+            prop_assert_eq!(distance(&a, &b), distance(&b, &a));
+            prop_assert_eq!(distance(&a, &b) == 0, a == b);
+            prop_assert!(distance(&a, &c) <= distance(&a, &b) + distance(&b, &c));
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Devices: one `MoE<i>` in front of each inner device.
+//!
+//! Owns: the rules of placement (which weights the default buffer type refuses, which ops run here), the memory report and the
+//! poison flag of a device.
+//! Invariants: a device lives as long as the process; once poisoned it stays so and every graph on it fails.
+//! Threads: any. The dense size is an atomic that the loader's size questions write and the memory report reads.
+//! Does not: allocate (`buffer` does) or run graphs (`backend` does).
+
+use std::ffi::CString;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::abi::OpClass;
+use crate::abi::inner::{self, DeviceKind};
+use crate::abi::tensor::{BufferTypeKey, Tensor};
+use crate::config::{AllocationKind, Config};
+use crate::telemetry::log;
+
+/// What a device does with what it is given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Experts in host memory, graphs cut at their products.
+    Proxy,
+    /// Everything goes to the inner device as it is, for the reason given.
+    PassThrough(String),
+}
+
+/// A device of ours.
+pub(crate) struct Device {
+    /// Position among our devices.
+    pub(crate) index: usize,
+    /// `MoE<index>`.
+    pub(crate) name: CString,
+    pub(crate) description: CString,
+    pub(crate) inner: inner::Device,
+    /// Name of the inner device.
+    pub(crate) inner_name: String,
+    /// The inner device's own buffer type.
+    pub(crate) inner_buffer_type: inner::BufferType,
+    pub(crate) mode: Mode,
+    pub(crate) kind: DeviceKind,
+    config: &'static Config,
+    /// Bytes of dense weights that the loader last asked the size of.
+    dense_bytes: AtomicUsize,
+    allocations: AtomicU32,
+    poisoned: AtomicBool,
+    announced: AtomicBool,
+    layout_epoch: AtomicU64,
+}
+
+/// Our two buffer types of one device, as the host knows them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BufferTypes {
+    /// Over the inner device's memory.
+    pub(crate) default: BufferTypeKey,
+    /// Host memory for experts; absent when everything is passed through.
+    pub(crate) experts: Option<BufferTypeKey>,
+}
+
+/// Smallest room beside the dense weights that is reported as free: a context of 4,096 tokens and the compute buffers of
+/// today's models fit, so that llama.cpp's fit step never moves a layer away.
+const SMALLEST_ROOM: usize = 2 << 30;
+
+impl Device {
+    /// A device in front of `inner`.
+    pub(crate) fn new(
+        index: usize,
+        inner: inner::Device,
+        inner_buffer_type: inner::BufferType,
+        mode: Mode,
+        kind: DeviceKind,
+        config: &'static Config,
+    ) -> Self {
+        let inner_name = inner.name();
+        let purpose = match mode {
+            Mode::Proxy => "experts in RAM",
+            Mode::PassThrough(_) => "passes through",
+        };
+        let description = format!("MoE over {inner_name} ({}), {purpose}", inner.description());
+        Self {
+            index,
+            name: CString::new(format!("MoE{index}")).unwrap_or_default(),
+            description: CString::new(description.replace('\0', "?")).unwrap_or_default(),
+            inner,
+            inner_name,
+            inner_buffer_type,
+            mode,
+            kind,
+            config,
+            dense_bytes: AtomicUsize::new(0),
+            allocations: AtomicU32::new(0),
+            poisoned: AtomicBool::new(false),
+            announced: AtomicBool::new(false),
+            layout_epoch: AtomicU64::new(1),
+        }
+    }
+
+    /// The name as text.
+    pub(crate) fn label(&self) -> &str {
+        self.name.to_str().unwrap_or("MoE?")
+    }
+
+    /// Whether everything goes to the inner device as it is.
+    pub(crate) fn passes_through(&self) -> bool {
+        matches!(self.mode, Mode::PassThrough(_))
+    }
+
+    /// Whether this device runs the node. `types` are its own buffer types.
+    ///
+    /// The loader asks with a buffer of no bytes whether a weight could lie there: expert weights (three-dimensional, used by
+    /// `MUL_MAT_ID`) are refused in device memory and so go to the expert buffer; their one-dimensional companions stay.
+    /// Over the expert buffer only `MUL_MAT_ID` and changes of view run here; anything else runs on the CPU, because a device
+    /// kernel must not read host memory that it does not know.
+    pub(crate) fn supports_op(&self, node: Tensor<'_>, types: BufferTypes) -> bool {
+        if self.passes_through() {
+            return self.inner.supports_op(node);
+        }
+        let class = node.op_class();
+        if class == OpClass::View {
+            return true;
+        }
+        if class == OpClass::ExpertProduct
+            && let Some(weight) = node.source(0)
+            && let Some(buffer) = weight.buffer()
+            && buffer.type_ == types.default
+            && buffer.is_probe
+            && weight.ne()[2] > 1
+        {
+            return false;
+        }
+        let over_experts =
+            |tensor: Tensor<'_>| tensor.buffer().is_some_and(|buffer| Some(buffer.type_) == types.experts);
+        let mut expert_sources = (0..).map_while(|index| (index < 10).then(|| node.source(index))).enumerate();
+        let declined = over_experts(node)
+            || expert_sources.any(|(index, source)| {
+                source.is_some_and(over_experts) && !(index == 0 && class == OpClass::ExpertProduct)
+            });
+        !declined && self.inner.supports_op(node)
+    }
+
+    /// Remembers how large the dense weights are: the loader asks for sizes before it asks for the free memory.
+    pub(crate) fn note_dense_size(&self, bytes: usize) {
+        self.dense_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Free and total memory as the host is told, in bytes; see [`reported_free`].
+    pub(crate) fn memory(&self) -> (usize, usize) {
+        let (free, total) = self.inner.memory();
+        if self.passes_through() {
+            return (free, total);
+        }
+        let dense = self.dense_bytes.load(Ordering::Relaxed);
+        (reported_free(free, dense, self.config.ctx_share), total)
+    }
+
+    /// Whether the fault injection of the tests makes this allocation fail; counts it.
+    pub(crate) fn allocation_fails(&self, kind: AllocationKind) -> bool {
+        let Some(fault) = self.config.debug_fail_alloc.filter(|fault| fault.kind == kind) else {
+            return false;
+        };
+        let number = self.allocations.fetch_add(1, Ordering::Relaxed) + 1;
+        number.is_multiple_of(fault.every)
+    }
+
+    /// Extra padding behind quantized tensors (tests only), in bytes.
+    pub(crate) fn debug_pad(&self) -> usize {
+        self.config.debug_pad
+    }
+
+    /// Something went wrong that the host could not be told about: every later graph on this device fails.
+    pub(crate) fn poison(&self) {
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    /// Whether [`Device::poison`] was called.
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Acquire)
+    }
+
+    /// The memory behind graphs was laid out anew or freed: plans made before are void.
+    pub(crate) fn bump_layout_epoch(&self) {
+        self.layout_epoch.fetch_add(1, Ordering::Release);
+    }
+
+    /// Counts [`Device::bump_layout_epoch`].
+    pub(crate) fn layout_epoch(&self) -> u64 {
+        self.layout_epoch.load(Ordering::Acquire)
+    }
+
+    /// Tells once what this device does and why.
+    pub(crate) fn announce(&self) {
+        if self.announced.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        match &self.mode {
+            Mode::PassThrough(reason) => {
+                log::notice(&format!("{} passes everything through to {}: {reason}", self.label(), self.inner_name));
+            }
+            Mode::Proxy => {
+                let (free, total) = self.memory();
+                log::notice(&format!(
+                    "{} runs over {}: experts stay in RAM and are copied to it when used; {} of {} MiB reported free \
+                     (ctx-share={}), so an unset context leaves the rest to experts",
+                    self.label(),
+                    self.inner_name,
+                    free >> 20,
+                    total >> 20,
+                    self.config.ctx_share,
+                ));
+            }
+        }
+    }
+}
+
+/// The memory that is reported as free while KV is allocated at once: the dense weights, and the context's share of the rest.
+///
+/// `free' = D + max(share * (free - D), 2 GiB)`: what llama.cpp subtracts for the dense weights `D` leaves exactly the room that
+/// a context of unset size may take. All in bytes.
+fn reported_free(free: usize, dense: usize, share: f64) -> usize {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a share of a size in bytes; rounding is harmless"
+    )]
+    let room = (free.saturating_sub(dense) as f64 * share.clamp(0.0, 1.0)) as usize;
+    dense.saturating_add(room.max(SMALLEST_ROOM))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GIB: usize = 1 << 30;
+
+    #[test]
+    fn the_context_gets_its_share_of_what_the_dense_weights_leave() {
+        assert_eq!(reported_free(22 * GIB, 2 * GIB, 0.30), 8 * GIB);
+        assert_eq!(reported_free(22 * GIB, 2 * GIB, 1.0), 22 * GIB);
+    }
+
+    #[test]
+    fn a_small_card_still_gets_a_context() {
+        assert_eq!(reported_free(6 * GIB, 2 * GIB, 0.30), 4 * GIB);
+        assert_eq!(reported_free(GIB, 2 * GIB, 0.30), 4 * GIB);
+    }
+
+    proptest! {
+        #[test]
+        fn never_less_than_the_dense_weights_and_room(free in 0_usize..1 << 45, dense in 0_usize..1 << 45, share in 0.0..=1.0) {
+            let reported = reported_free(free, dense, share);
+            prop_assert!(reported >= dense + SMALLEST_ROOM);
+            prop_assert!(reported <= free.max(dense) + SMALLEST_ROOM);
+        }
+    }
+}

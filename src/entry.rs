@@ -1,0 +1,74 @@
+//! What the host's loader looks up: `ggml_backend_init` and `ggml_backend_score`.
+//!
+//! Invariants: no side effects: no threads, no device is opened, no memory of a device is taken. Each load of the plugin calls
+//! `ggml_backend_init` again and gets the same pointer.
+//! Threads: the loader's; the steps are taken under one lock.
+// UNSAFETY: exported symbols must keep their names.
+#![expect(unsafe_code, reason = "exported symbols must keep their names")]
+
+use core::ffi::{c_int, c_void};
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+
+use crate::abi::boundary::{Slot, guard, inject_panic};
+use crate::abi::{self, Host, Refusal, slots::reg};
+use crate::config::{self, Config, Notice};
+use crate::registry;
+use crate::telemetry::log;
+
+static SETTINGS: OnceLock<(Config, Vec<Notice>)> = OnceLock::new();
+static HOST: OnceLock<&'static Host> = OnceLock::new();
+/// The loader may be called from two threads at once.
+static LOADING: Mutex<()> = Mutex::new(());
+
+/// How well this plugin suits the machine; a loader that has several variants of one backend takes the highest. There is one.
+#[unsafe(no_mangle)]
+pub extern "C" fn ggml_backend_score() -> c_int {
+    1
+}
+
+/// Registers the plugin: returns its reg, or null (with one line in the log) if this host's layout is not known.
+#[unsafe(no_mangle)]
+pub extern "C" fn ggml_backend_init() -> *mut c_void {
+    guard(Slot::EntryInit, core::ptr::null_mut, || {
+        let _loading = LOADING.lock();
+        load().map_err(|refusal| {
+            format!("{refusal}; the plugin stays off: remove --device MoE0, or use a host listed in docs/hosts.md")
+        })
+    })
+}
+
+fn load() -> Result<*mut c_void, Refusal> {
+    let (config, notices) = SETTINGS.get_or_init(settings);
+    log::set_detail(config.log);
+    if HOST.get().is_none() {
+        let probed = abi::probe(config.debug_graph).map(Host::install);
+        if probed.is_ok() {
+            log::set_sink(abi::log_to_host);
+        }
+        // Told after the host's log was found, or in vain.
+        notices.iter().for_each(|notice| log::error(&notice.to_string()));
+        if let Some(slot) = config.debug_panic.as_deref().filter(|slot| !inject_panic(slot)) {
+            log::error(&format!("GGML_MOE: debug-panic={slot} names no slot"));
+        }
+        let host = probed?;
+        // Nobody else sets it while the loading lock is held.
+        let _ = HOST.set(host);
+        log::info(&format!("version {}, host layout {}, graphs as {:?}", env!("CARGO_PKG_VERSION"), host.layout_name(), host.graphs));
+    }
+    if !reg::has_devices() {
+        reg::publish_devices(registry::devices(config, named()));
+    }
+    Ok(reg::object())
+}
+
+fn settings() -> (Config, Vec<Notice>) {
+    config::parse(&std::env::var("GGML_MOE").unwrap_or_default())
+}
+
+/// Whether this process's arguments, or llama.cpp's environment variable for them, name one of our devices.
+fn named() -> bool {
+    let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    registry::names_us(&arguments, std::env::var("LLAMA_ARG_DEVICE").ok().as_deref())
+}

@@ -1,0 +1,52 @@
+//! Graphs as the planner sees them: which nodes exist, what each reads, which are expert products.
+//!
+//! Owns: the description of a graph ([`Node`]), the recognition of MoE blocks ([`block`]) and the cut of a graph into steps
+//! ([`plan`]).
+//! Invariants: node order is never changed; the steps of a plan cover every node exactly once, in order.
+//! Threads: none; everything here is a pure function of its input.
+//! Does not: know a host type, read tensor data or run anything.
+
+mod block;
+mod plan;
+
+pub use plan::{Plan, PlanCache, PlanKey, Step, plan};
+
+/// Identity of a tensor: equal for the same tensor, meaningless otherwise. Never dereferenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorKey(pub usize);
+
+/// What a node does, as far as the planner cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A product with expert weights that lie in the expert buffer (`MUL_MAT_ID`).
+    ExpertProduct {
+        /// The tensor that names the experts of each token, with views resolved to the viewed tensor and `offset`.
+        ids: IdsKey,
+    },
+    /// Works row by row on (token, expert) pairs, or only changes the view of them.
+    PairWise,
+    /// Anything else.
+    Foreign,
+}
+
+/// Identity of an id operand. Several views of one routing result with the same place and shape are the same operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdsKey {
+    /// The tensor that owns the memory.
+    pub owner: TensorKey,
+    /// Byte offset of the view.
+    pub offset: usize,
+    /// Ids per token.
+    pub used: i64,
+    /// Tokens.
+    pub tokens: i64,
+}
+
+/// One node of a graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// What it does.
+    pub kind: Kind,
+    /// The nodes of this graph that it reads (sources, and what it is a view of), by index; all smaller than its own.
+    pub reads: Vec<usize>,
+}

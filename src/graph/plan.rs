@@ -1,0 +1,227 @@
+//! The cut of a graph into steps, and the cache of plans.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Kind, Node, block};
+
+/// One step of a plan. Steps run in order; each covers a run of nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nodes that the inner backend runs unchanged.
+    Segment(Range<usize>),
+    /// A MoE block, foreign nodes inside its range included.
+    Block {
+        /// All its nodes.
+        range: Range<usize>,
+        /// The expert products among them.
+        products: Vec<usize>,
+    },
+    /// One expert product that belongs to no recognised block.
+    Product(usize),
+}
+
+impl Step {
+    /// The nodes of this step.
+    pub fn range(&self) -> Range<usize> {
+        match self {
+            Self::Segment(range) | Self::Block { range, .. } => range.clone(),
+            Self::Product(index) => *index..*index + 1,
+        }
+    }
+}
+
+/// How a graph runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The steps, in node order, covering every node once.
+    pub steps: Vec<Step>,
+    /// How many blocks were recognised.
+    pub blocks: usize,
+    /// The expert products outside every block.
+    pub unrecognised: Vec<usize>,
+}
+
+/// Cuts a graph into steps.
+pub fn plan(nodes: &[Node]) -> Plan {
+    let blocks = block::find(nodes);
+    let mut plan = Plan { blocks: blocks.len(), ..Plan::default() };
+    let mut next_block = blocks.into_iter().peekable();
+    let mut index = 0;
+    let mut segment_start = 0;
+    while index < nodes.len() {
+        let step = match next_block.next_if(|block| block.range.start == index) {
+            Some(block) => Step::Block { range: block.range, products: block.products },
+            None if matches!(nodes[index].kind, Kind::ExpertProduct { .. }) => {
+                plan.unrecognised.push(index);
+                Step::Product(index)
+            }
+            None => {
+                index += 1;
+                continue;
+            }
+        };
+        if segment_start < index {
+            plan.steps.push(Step::Segment(segment_start..index));
+        }
+        index = step.range().end;
+        segment_start = index;
+        plan.steps.push(step);
+    }
+    if segment_start < nodes.len() {
+        plan.steps.push(Step::Segment(segment_start..nodes.len()));
+    }
+    plan
+}
+
+/// What makes a cached plan valid: the host's graph id (never 0), its first node and its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanKey {
+    /// The host's graph id; two graphs with the same non-zero id are the same graph.
+    pub uid: u64,
+    /// Address of the first node.
+    pub first: usize,
+    /// Number of nodes.
+    pub count: usize,
+}
+
+/// The plans of the graphs seen last. Graphs without an id are planned afresh each time.
+#[derive(Debug, Default)]
+pub struct PlanCache {
+    plans: VecDeque<(PlanKey, Arc<Plan>)>,
+}
+
+impl PlanCache {
+    /// The most plans that are kept.
+    pub const CAPACITY: usize = 64;
+
+    /// The plan of this graph, made by `make` when it is not known.
+    pub fn get(&mut self, key: PlanKey, make: impl FnOnce() -> Plan) -> Arc<Plan> {
+        if key.uid == 0 {
+            return Arc::new(make());
+        }
+        if let Some(position) = self.plans.iter().position(|(known, _)| *known == key)
+            && let Some(entry) = self.plans.remove(position)
+        {
+            let plan = Arc::clone(&entry.1);
+            self.plans.push_front(entry);
+            return plan;
+        }
+        let plan = Arc::new(make());
+        self.plans.truncate(Self::CAPACITY - 1);
+        self.plans.push_front((key, Arc::clone(&plan)));
+        plan
+    }
+
+    /// Forgets every plan: the memory behind the graphs was laid out anew.
+    pub fn clear(&mut self) {
+        self.plans.clear();
+    }
+
+    /// How many plans are kept.
+    pub fn len(&self) -> usize {
+        self.plans.len()
+    }
+
+    /// Whether none is kept.
+    pub fn is_empty(&self) -> bool {
+        self.plans.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{IdsKey, TensorKey};
+    use proptest::prelude::*;
+
+    fn arbitrary_graph() -> impl Strategy<Value = Vec<Node>> {
+        proptest::collection::vec((0_u8..6, proptest::collection::vec(0_usize..1000, 0..4)), 0..60).prop_map(|raw| {
+            raw.into_iter()
+                .enumerate()
+                .map(|(index, (kind, reads))| Node {
+                    kind: match kind {
+                        0 | 1 => Kind::ExpertProduct {
+                            ids: IdsKey { owner: TensorKey(usize::from(kind)), offset: 0, used: 2, tokens: 1 },
+                        },
+                        2..=4 => Kind::PairWise,
+                        _ => Kind::Foreign,
+                    },
+                    reads: reads.into_iter().filter(|_| index > 0).map(|read| read % index.max(1)).collect(),
+                })
+                .collect()
+        })
+    }
+
+    fn is_product(node: &Node) -> bool {
+        matches!(node.kind, Kind::ExpertProduct { .. })
+    }
+
+    proptest! {
+        #[test]
+        fn steps_cover_every_node_once_in_order(nodes in arbitrary_graph()) {
+            let plan = plan(&nodes);
+            let covered: Vec<usize> = plan.steps.iter().flat_map(Step::range).collect();
+            prop_assert_eq!(covered, (0..nodes.len()).collect::<Vec<_>>());
+            prop_assert!(plan.steps.iter().all(|step| !step.range().is_empty()));
+        }
+
+        #[test]
+        fn no_expert_product_hides_in_a_segment(nodes in arbitrary_graph()) {
+            let plan = plan(&nodes);
+            let mut handled = 0;
+            for step in &plan.steps {
+                match step {
+                    Step::Segment(range) => prop_assert!(!nodes[range.clone()].iter().any(is_product)),
+                    Step::Block { range, products } => {
+                        let inside: Vec<usize> = range.clone().filter(|&index| is_product(&nodes[index])).collect();
+                        prop_assert_eq!(&inside, products);
+                        handled += products.len();
+                    }
+                    Step::Product(index) => {
+                        prop_assert!(is_product(&nodes[*index]));
+                        handled += 1;
+                    }
+                }
+            }
+            prop_assert_eq!(handled, nodes.iter().filter(|node| is_product(node)).count());
+        }
+
+        #[test]
+        fn nobody_inside_a_block_reads_its_results_but_its_own_products(nodes in arbitrary_graph()) {
+            for step in plan(&nodes).steps {
+                if let Step::Block { range, products } = step {
+                    for index in range.clone().filter(|&index| nodes[index].kind == Kind::Foreign) {
+                        prop_assert!(!nodes[index].reads.iter().any(|read| products.contains(read)));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn cache_keeps_the_latest_and_never_graphs_without_id() {
+        let mut cache = PlanCache::default();
+        let key = |uid| PlanKey { uid, first: 1, count: 2 };
+        for uid in 0..200 {
+            cache.get(key(uid), Plan::default);
+        }
+        assert_eq!(cache.len(), PlanCache::CAPACITY);
+        cache.get(key(199), || unreachable!("the newest plan is kept"));
+        let mut made = 0;
+        for _ in 0..2 {
+            cache.get(key(0), || {
+                made += 1;
+                Plan::default()
+            });
+            cache.get(key(1), || {
+                made += 10;
+                Plan::default()
+            });
+        }
+        assert_eq!(made, 12, "uid 0 is planned each time, an evicted plan once");
+        cache.clear();
+        assert!(cache.is_empty());
+    }
+}

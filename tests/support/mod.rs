@@ -1,0 +1,39 @@
+//! What the tests against stock hosts share: where the stock programs and the plugin are, running a child under a time
+//! limit, a small HTTP client, a running `llama-server`, and the GGUF header.
+//!
+//! A helper that cannot do its work panics with the end of the child's output: in a test that is the report.
+
+pub mod gguf;
+pub mod http;
+pub mod process;
+pub mod server;
+pub mod stock;
+
+use std::path::{Path, PathBuf};
+
+/// The folder of this package.
+pub fn package() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A file of `tests/fixtures`.
+pub fn fixture(name: &str) -> PathBuf {
+    package().join("tests/fixtures").join(name)
+}
+
+/// The small trained mixture-of-experts model that every gate uses.
+pub fn fixture_model() -> PathBuf {
+    fixture("tiny-docs-moe.Q4_K_M.gguf")
+}
+
+/// A folder under the target folder that lives on between runs, for what is slow to make again.
+pub fn kept_folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    folder
+}
+
+/// A path as text; every path of the tests is UTF-8.
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap_or_else(|| panic!("{} is not UTF-8", path.display()))
+}

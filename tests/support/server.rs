@@ -1,0 +1,100 @@
+//! A running `llama-server` on a free loopback port.
+
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::http;
+use super::process::{Finished, Running, tail};
+use super::stock::{Side, tool};
+
+/// How long a server may take to start, to answer or to stop; several times what a loaded machine needs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A server that has answered `/health`; dropping it kills it.
+pub struct Server {
+    process: Running,
+    port: u16,
+}
+
+impl Server {
+    /// Starts a server on a model with two threads and waits until it is ready.
+    pub fn start(side: Side<'_>, model: &Path, more: &[&str]) -> Self {
+        let mut command = tool("llama-server", side, model, 2);
+        command.args(more);
+        let mut server = Self::launch(&mut command);
+        server.wait_ready();
+        server
+    }
+
+    /// Starts a prepared command line on a free port and waits for nothing.
+    pub fn launch(command: &mut Command) -> Self {
+        let port = http::free_port();
+        command.args(["--host", "127.0.0.1", "--port", &port.to_string(), "--offline"]);
+        Self { process: Running::start(command), port }
+    }
+
+    /// Waits until the model is loaded; panics with the log when the server ends first.
+    pub fn wait_ready(&mut self) {
+        let port = self.port;
+        self.process.wait_until("/health", LIMIT, |_| {
+            http::request(port, "/health", None, Duration::from_secs(5)).is_ok_and(|answer| answer.status == 200)
+        });
+    }
+
+    /// The child behind the port.
+    pub fn process(&mut self) -> &mut Running {
+        &mut self.process
+    }
+
+    /// Posts a JSON body and returns the JSON answer; panics unless its status is 200.
+    pub fn post(&self, path: &str, body: &Value) -> Value {
+        let answer = http::request(self.port, path, Some(&body.to_string()), LIMIT)
+            .unwrap_or_else(|error| panic!("{path}: {error}\n{}", tail(&self.process.log(), 40)));
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        serde_json::from_str(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}: {}", answer.body))
+    }
+
+    /// Posts a JSON body and leaves the answer to be read from the connection.
+    pub fn open(&self, path: &str, body: &Value) -> TcpStream {
+        http::open(self.port, path, Some(&body.to_string()), LIMIT).expect("the server takes connections")
+    }
+
+    /// Greedy tokens after a prompt, with the probabilities of the best `n_probs` at each position.
+    pub fn complete(&self, prompt: &str, n_predict: u32, n_probs: u32) -> Completion {
+        self.complete_with(prompt, n_predict, n_probs, &json!({}))
+    }
+
+    /// As [`Self::complete`], with more fields in the request.
+    pub fn complete_with(&self, prompt: &str, n_predict: u32, n_probs: u32, more: &Value) -> Completion {
+        let mut body = json!({
+            "prompt": prompt, "n_predict": n_predict, "n_probs": n_probs, "temperature": 0, "seed": 1,
+            "return_tokens": true,
+        });
+        for (key, value) in more.as_object().expect("more fields are an object") {
+            body[key] = value.clone();
+        }
+        let answer = self.post("/completion", &body);
+        let tokens = answer["tokens"].as_array().expect("return_tokens was asked for");
+        assert!(!tokens.is_empty(), "no tokens in {answer}");
+        Completion { tokens: tokens.clone(), probabilities: answer["completion_probabilities"].clone() }
+    }
+
+    /// Interrupts the server as Ctrl-C does and returns what it left; panics unless it exits with 0.
+    pub fn stop(self) -> Finished {
+        self.process.interrupt();
+        self.process.finish(LIMIT).success()
+    }
+}
+
+/// What a server generated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// The token ids.
+    pub tokens: Vec<Value>,
+    /// For each token the best candidates and their log-probabilities as the server printed them.
+    pub probabilities: Value,
+}

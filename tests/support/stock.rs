@@ -1,0 +1,109 @@
+//! The stock programs and the plugin: where they are, and a command line for each side of a comparison.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
+
+use super::{kept_folder, package, process, text};
+
+/// Which device runs the model.
+#[derive(Clone, Copy, Debug)]
+pub enum Side<'a> {
+    /// Stock alone: the CPU.
+    Stock,
+    /// The plugin with these keys, and the devices of ours that the host is asked to use.
+    Plugin {
+        /// The value of `GGML_MOE`.
+        keys: &'a str,
+        /// The value of `--device`; empty to name none.
+        device: &'a str,
+    },
+}
+
+/// The plugin over ggml's CPU backend, reporting its counters at the end.
+pub const OVER_CPU: Side<'static> = Side::Plugin { keys: "inner=CPU;log=debug", device: "MoE0" };
+
+/// The folder of the stock programs; panics with what to do when they are not built.
+pub fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| ask_stock("path"))
+}
+
+/// The folder of the stock sources, for headers.
+pub fn sources() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| ask_stock("source"))
+}
+
+fn ask_stock(what: &str) -> PathBuf {
+    let script = package().join("tests/stock/stock.sh");
+    let done = process::run(Command::new(script).arg(what), Duration::from_secs(120));
+    assert!(done.status.success(), "{}", done.report("no stock llama.cpp; run 'make stock'"));
+    PathBuf::from(done.stdout.trim_end())
+}
+
+/// The release library. Built here if need be, so that no test can run on a stale one; `GGML_MOE_PLUGIN` names another.
+pub fn plugin() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        if let Some(path) = std::env::var_os("GGML_MOE_PLUGIN") {
+            return PathBuf::from(path);
+        }
+        let mut build = Command::new(env!("CARGO"));
+        build.current_dir(package()).args(["build", "--release", "--locked", "--quiet", "--lib"]);
+        process::run(&mut build, Duration::from_secs(900)).success();
+        // Cargo's folder for the files of tests lies beside the one of each profile.
+        Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("release").join("libggml_moe.so")
+    })
+}
+
+/// A stock program with the environment of one side, and no arguments.
+pub fn program(name: &str, side: Side<'_>) -> Command {
+    command(&folder().join(name), side)
+}
+
+/// Any program with the environment of one side. Nothing of the caller's own ggml or llama.cpp settings gets in.
+pub fn command(path: &Path, side: Side<'_>) -> Command {
+    let mut command = Command::new(path);
+    for (name, _) in std::env::vars() {
+        if name.starts_with("GGML_") || name.starts_with("LLAMA_") || name.starts_with("SPIKE_") {
+            command.env_remove(name);
+        }
+    }
+    // Two busy OpenMP teams on two cores spin against each other; waiting threads that sleep give the same results.
+    command.env("OMP_WAIT_POLICY", "passive");
+    if let Side::Plugin { keys, .. } = side {
+        command.env("GGML_BACKEND_PATH", plugin()).env("GGML_MOE", keys);
+    }
+    command
+}
+
+/// A stock program with what every comparison needs: the model, no repacking, the side's devices.
+pub fn tool(name: &str, side: Side<'_>, model: &Path, threads: u32) -> Command {
+    let mut command = program(name, side);
+    command.args(["-m", text(model), "-nr", "-t", &threads.to_string(), "-ngl", "99"]);
+    if let Side::Plugin { device, .. } = side
+        && !device.is_empty()
+    {
+        command.args(["--device", device]);
+    }
+    command
+}
+
+/// Compiles a C file of the tests against the stock headers and libraries, unless a newer result is there.
+pub fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
+    let source = package().join("tests").join(source);
+    let output = kept_folder("c").join(output);
+    let time = |path: &Path| path.metadata().and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let newest = time(&source).max(time(&folder().join("libllama.so")));
+    if time(&output) <= newest {
+        let (bin, headers) = (folder(), sources());
+        let mut cc = Command::new("cc");
+        cc.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror"]).args(flags).arg("-o").arg(&output).arg(&source);
+        cc.arg("-I").arg(headers.join("include")).arg("-I").arg(headers.join("ggml/include"));
+        cc.arg("-L").arg(bin).arg(format!("-Wl,-rpath,{}", bin.display())).args(["-lllama", "-lggml", "-lggml-base"]);
+        process::run(&mut cc, Duration::from_secs(60)).success();
+    }
+    output
+}
