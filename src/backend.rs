@@ -57,9 +57,8 @@ impl BackendError {
     /// The status that upstream defines for this failure.
     pub(crate) fn status(&self) -> Status {
         match self {
-            Self::Plain(PlainError::Buffer(BufferError::NoDeviceMemory { .. })) | Self::Graph(GraphError::NoMemory(_)) => {
-                Status::ALLOC_FAILED
-            }
+            Self::Plain(PlainError::Buffer(BufferError::NoDeviceMemory { .. }))
+            | Self::Graph(GraphError::NoMemory(_)) => Status::ALLOC_FAILED,
             _ => Status::FAILED,
         }
     }
@@ -71,7 +70,6 @@ const MOST_TOLD: usize = 64;
 impl Backend {
     /// Opens a stream; `None` if the inner device cannot, or if its objects are not laid out as the probe found.
     pub(crate) fn open(device: &'static Device) -> Option<Self> {
-        device.announce();
         let inner = device.inner.open()?;
         if !inner.has_known_layout(&device.inner) {
             log::error(&format!(

@@ -67,26 +67,18 @@ enum Storage {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BufferError {
     /// The inner device has no memory.
-    #[error("{device}: {inner} has no {mib} MiB free; use a smaller context (-c), a smaller batch (-ub) or fewer layers (-ngl)")]
-    NoDeviceMemory {
-        device: String,
-        inner: String,
-        mib: usize,
-    },
+    #[error(
+        "{device}: {inner} has no {mib} MiB free; use a smaller context (-c), a smaller batch (-ub) or fewer layers (-ngl)"
+    )]
+    NoDeviceMemory { device: String, inner: String, mib: usize },
     /// The host has no memory.
-    #[error("{device}: no {mib} MiB of RAM for the experts ({why}); use a smaller model or quantization, or stop other programs")]
-    NoHostMemory {
-        device: String,
-        mib: usize,
-        why: String,
-    },
+    #[error(
+        "{device}: no {mib} MiB of RAM for the experts ({why}); use a smaller model or quantization, or stop other programs"
+    )]
+    NoHostMemory { device: String, mib: usize, why: String },
     /// The host asked for bytes outside the buffer.
     #[error("bytes {start:#x}..+{bytes} of \"{tensor}\" lie outside their buffer")]
-    OutOfRange {
-        tensor: String,
-        start: usize,
-        bytes: usize,
-    },
+    OutOfRange { tensor: String, start: usize, bytes: usize },
 }
 
 /// A place that a slot reads from or writes to.
@@ -100,6 +92,8 @@ pub(crate) struct Place {
 impl Buffer {
     /// Allocates a buffer of `bytes` bytes, at least one.
     pub(crate) fn new(device: &'static Device, role: Role, bytes: usize) -> Result<Self, BufferError> {
+        // The dry load of llama.cpp's fit step allocates nothing and hides what is logged, so the first buffer is the time to tell.
+        device.announce();
         let storage = match role {
             Role::Default => Storage::Inner(Self::device_memory(device, bytes)?),
             Role::Experts => Storage::Host(Self::host_memory(device, bytes)?),

@@ -26,8 +26,6 @@ pub(crate) enum Mode {
 
 /// A device of ours.
 pub(crate) struct Device {
-    /// Position among our devices.
-    pub(crate) index: usize,
     /// `MoE<index>`.
     pub(crate) name: CString,
     pub(crate) description: CString,
@@ -77,7 +75,6 @@ impl Device {
         };
         let description = format!("MoE over {inner_name} ({}), {purpose}", inner.description());
         Self {
-            index,
             name: CString::new(format!("MoE{index}")).unwrap_or_default(),
             description: CString::new(description.replace('\0', "?")).unwrap_or_default(),
             inner,

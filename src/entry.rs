@@ -55,7 +55,12 @@ fn load() -> Result<*mut c_void, Refusal> {
         let host = probed?;
         // Nobody else sets it while the loading lock is held.
         let _ = HOST.set(host);
-        log::info(&format!("version {}, host layout {}, graphs as {:?}", env!("CARGO_PKG_VERSION"), host.layout_name(), host.graphs));
+        log::info(&format!(
+            "version {}, host layout {}, graphs as {:?}",
+            env!("CARGO_PKG_VERSION"),
+            host.layout_name(),
+            host.graphs
+        ));
     }
     if !reg::has_devices() {
         reg::publish_devices(registry::devices(config, named()));

@@ -52,6 +52,9 @@ pub(crate) fn devices(config: &'static Config, named: bool) -> Vec<&'static Devi
         .enumerate()
         .map(|(index, (choice, inner, buffer_type))| {
             let device = Device::new(index, inner, buffer_type, choice.mode, choice.kind, config);
+            if device.passes_through() {
+                device.announce(); // a refusal is told at once, even if nobody uses the device
+            }
             &*Box::leak(Box::new(device))
         })
         .collect()
@@ -74,8 +77,12 @@ fn choose(candidates: &[Candidate], wanted: &[String], named: bool) -> Vec<Choic
         if !gpus.is_empty() {
             return gpus;
         }
-        let reason = "no local GPU was found; name a device with GGML_MOE=inner=NAME to stand in front of it all the same";
-        return fallback(candidates).map(|index| choice(index, Mode::PassThrough(reason.to_owned()))).into_iter().collect();
+        let reason =
+            "no local GPU was found; name a device with GGML_MOE=inner=NAME to stand in front of it all the same";
+        return fallback(candidates)
+            .map(|index| choice(index, Mode::PassThrough(reason.to_owned())))
+            .into_iter()
+            .collect();
     }
     let find = |name: &String| candidates.iter().position(|candidate| candidate.name.eq_ignore_ascii_case(name));
     let found: Vec<Option<usize>> = wanted.iter().map(find).collect();
@@ -92,7 +99,11 @@ fn choose(candidates: &[Candidate], wanted: &[String], named: bool) -> Vec<Choic
     );
     // Every name keeps its number, so that --device MoE0,MoE1 finds both.
     let stand_in = fallback(candidates);
-    found.into_iter().filter_map(|index| index.or(stand_in)).map(|index| choice(index, Mode::PassThrough(reason.clone()))).collect()
+    found
+        .into_iter()
+        .filter_map(|index| index.or(stand_in))
+        .map(|index| choice(index, Mode::PassThrough(reason.clone())))
+        .collect()
 }
 
 /// The device that stands in when there is no better one: the first GPU, else the CPU.
@@ -121,7 +132,8 @@ pub(crate) fn names_us(arguments: &[u8], variable: Option<&str>) -> bool {
         word.len() > 3 && word[..3].eq_ignore_ascii_case(b"moe") && word[3..].iter().all(u8::is_ascii_digit)
     };
     let separators = |byte: &u8| matches!(byte, 0 | b',' | b'=' | b';' | b'/' | b'+' | b' ' | b':');
-    arguments.split(separators).any(is_ours) || variable.is_some_and(|text| text.as_bytes().split(separators).any(is_ours))
+    arguments.split(separators).any(is_ours)
+        || variable.is_some_and(|text| text.as_bytes().split(separators).any(is_ours))
 }
 
 #[cfg(test)]

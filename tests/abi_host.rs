@@ -50,7 +50,11 @@ fn host() -> &'static PathBuf {
 fn try_case(case: &[&str], keys: &str, variables: &[(&str, &str)]) -> Result<String, String> {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", LIMIT_SECONDS]).arg(host()).arg(stock("path")).arg(plugin()).args(case);
-    command.env("GGML_MOE", keys).env_remove("GGML_BACKEND_PATH").envs(variables.iter().copied());
+    command
+        .env("GGML_MOE", keys)
+        .env_remove("GGML_BACKEND_PATH")
+        .env_remove("LLAMA_ARG_DEVICE")
+        .envs(variables.iter().copied());
     // Two cases share the cores: waiting threads must sleep.
     command.env("OMP_WAIT_POLICY", "passive");
     let output = command.output().expect("coreutils' timeout runs");
@@ -82,6 +86,7 @@ fn loads_again_without_an_unload() {
 #[test]
 fn device_describes_itself() {
     case("device", "inner=CPU");
+    try_case(&["device"], "inner=CPU", &[("LLAMA_ARG_DEVICE", "MoE0")]).unwrap_or_else(|report| panic!("{report}"));
 }
 
 #[test]
@@ -102,7 +107,8 @@ fn buffers_keep_what_they_are_given() {
 #[test]
 fn paddings_are_zero() {
     for pad in ["512", "4096"] {
-        try_case(&["buffers"], &format!("inner=CPU;debug-pad={pad}"), &[("MOE_HOST_PAD", pad)]).unwrap();
+        try_case(&["buffers"], &format!("inner=CPU;debug-pad={pad}"), &[("MOE_HOST_PAD", pad)])
+            .unwrap_or_else(|report| panic!("{report}"));
     }
 }
 
@@ -153,7 +159,7 @@ fn foreign_handles_are_refused() {
 fn a_panic_in_any_slot_stays_inside() {
     let printed = try_case(&["slots"], "inner=CPU", &[]).unwrap_or_else(|report| panic!("{report}"));
     let slots: Vec<&str> = printed.lines().filter_map(|line| line.strip_prefix("slot ")).collect();
-    assert!(slots.len() > 40, "only {} slots: {slots:?}", slots.len());
+    assert!(slots.len() >= 40, "only {} slots: {slots:?}", slots.len());
     let failures: Vec<String> = slots
         .iter()
         .filter_map(|slot| try_case(&["panic", slot], &format!("inner=CPU;debug-panic={slot}"), &[]).err())

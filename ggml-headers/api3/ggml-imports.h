@@ -14,12 +14,8 @@ typedef size_t (*fn_ggml_backend_reg_count)(void);
 typedef ggml_backend_reg_t (*fn_ggml_backend_reg_get)(size_t index);
 typedef size_t (*fn_ggml_backend_dev_count)(void);
 typedef ggml_backend_dev_t (*fn_ggml_backend_dev_get)(size_t index);
-typedef ggml_backend_dev_t (*fn_ggml_backend_dev_by_name)(const char * name);
-typedef ggml_backend_dev_t (*fn_ggml_backend_dev_by_type)(enum ggml_backend_dev_type type);
 
 typedef const char * (*fn_ggml_backend_reg_name)(ggml_backend_reg_t reg);
-typedef size_t (*fn_ggml_backend_reg_dev_count)(ggml_backend_reg_t reg);
-typedef ggml_backend_dev_t (*fn_ggml_backend_reg_dev_get)(ggml_backend_reg_t reg, size_t index);
 typedef void * (*fn_ggml_backend_reg_get_proc_address)(ggml_backend_reg_t reg, const char * name);
 
 /* Devices. */
@@ -33,16 +29,12 @@ typedef ggml_backend_t (*fn_ggml_backend_dev_init)(ggml_backend_dev_t device, co
 typedef ggml_backend_buffer_type_t (*fn_ggml_backend_dev_buffer_type)(ggml_backend_dev_t device);
 typedef ggml_backend_buffer_type_t (*fn_ggml_backend_dev_host_buffer_type)(ggml_backend_dev_t device);
 typedef bool (*fn_ggml_backend_dev_supports_op)(ggml_backend_dev_t device, const struct ggml_tensor * op);
-typedef bool (*fn_ggml_backend_dev_supports_buft)(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft);
 
 /* Buffer types. */
-typedef const char * (*fn_ggml_backend_buft_name)(ggml_backend_buffer_type_t buft);
 typedef ggml_backend_buffer_t (*fn_ggml_backend_buft_alloc_buffer)(ggml_backend_buffer_type_t buft, size_t size);
 typedef size_t (*fn_ggml_backend_buft_get_alignment)(ggml_backend_buffer_type_t buft);
 typedef size_t (*fn_ggml_backend_buft_get_max_size)(ggml_backend_buffer_type_t buft);
 typedef size_t (*fn_ggml_backend_buft_get_alloc_size)(ggml_backend_buffer_type_t buft, const struct ggml_tensor * tensor);
-typedef bool (*fn_ggml_backend_buft_is_host)(ggml_backend_buffer_type_t buft);
-typedef ggml_backend_dev_t (*fn_ggml_backend_buft_get_device)(ggml_backend_buffer_type_t buft);
 typedef ggml_backend_buffer_type_t (*fn_ggml_backend_cpu_buffer_type)(void);
 
 /* Buffers. */
@@ -51,15 +43,11 @@ typedef ggml_backend_buffer_t (*fn_ggml_backend_buffer_init)(ggml_backend_buffer
 typedef void (*fn_ggml_backend_buffer_free)(ggml_backend_buffer_t buffer);
 typedef void * (*fn_ggml_backend_buffer_get_base)(ggml_backend_buffer_t buffer);
 typedef size_t (*fn_ggml_backend_buffer_get_size)(ggml_backend_buffer_t buffer);
-typedef enum ggml_status (*fn_ggml_backend_buffer_init_tensor)(ggml_backend_buffer_t buffer, struct ggml_tensor * tensor);
-typedef size_t (*fn_ggml_backend_buffer_get_alloc_size)(ggml_backend_buffer_t buffer, const struct ggml_tensor * tensor);
 typedef void (*fn_ggml_backend_buffer_clear)(ggml_backend_buffer_t buffer, uint8_t value);
-typedef bool (*fn_ggml_backend_buffer_is_host)(ggml_backend_buffer_t buffer);
 typedef void (*fn_ggml_backend_buffer_set_usage)(ggml_backend_buffer_t buffer, enum ggml_backend_buffer_usage usage);
 typedef enum ggml_backend_buffer_usage (*fn_ggml_backend_buffer_get_usage)(ggml_backend_buffer_t buffer);
 typedef ggml_backend_buffer_type_t (*fn_ggml_backend_buffer_get_type)(ggml_backend_buffer_t buffer);
 typedef void (*fn_ggml_backend_buffer_reset)(ggml_backend_buffer_t buffer);
-typedef enum ggml_status (*fn_ggml_backend_view_init)(struct ggml_tensor * tensor);
 
 /* Tensor data, through the buffer that the tensor names. */
 typedef void (*fn_ggml_backend_tensor_set)(struct ggml_tensor * tensor, const void * data, size_t offset, size_t size);
@@ -76,11 +64,9 @@ typedef void (*fn_ggml_backend_tensor_get_async)(ggml_backend_t backend, const s
 typedef bool (*fn_ggml_backend_buffer_copy_tensor)(const struct ggml_tensor * src, struct ggml_tensor * dst);
 
 /* Backends and events. */
-typedef const char * (*fn_ggml_backend_name)(ggml_backend_t backend);
 typedef void (*fn_ggml_backend_free)(ggml_backend_t backend);
 typedef void (*fn_ggml_backend_synchronize)(ggml_backend_t backend);
 typedef enum ggml_status (*fn_ggml_backend_graph_compute_async)(ggml_backend_t backend, struct ggml_cgraph * cgraph);
-typedef ggml_backend_dev_t (*fn_ggml_backend_get_device)(ggml_backend_t backend);
 typedef ggml_backend_event_t (*fn_ggml_backend_event_new)(ggml_backend_dev_t device);
 typedef void (*fn_ggml_backend_event_free)(ggml_backend_event_t event);
 typedef void (*fn_ggml_backend_event_record)(ggml_backend_event_t event, ggml_backend_t backend);
@@ -90,12 +76,9 @@ typedef void (*fn_ggml_backend_event_wait)(ggml_backend_t backend, ggml_backend_
 /* Types and tensors. */
 typedef const char * (*fn_ggml_op_name)(enum ggml_op op);
 typedef const char * (*fn_ggml_type_name)(enum ggml_type type);
-typedef size_t (*fn_ggml_type_size)(enum ggml_type type);
-typedef int64_t (*fn_ggml_blck_size)(enum ggml_type type);
 typedef size_t (*fn_ggml_row_size)(enum ggml_type type, int64_t ne);
 typedef bool (*fn_ggml_is_quantized)(enum ggml_type type);
 typedef size_t (*fn_ggml_nbytes)(const struct ggml_tensor * tensor);
-typedef int64_t (*fn_ggml_nelements)(const struct ggml_tensor * tensor);
 typedef size_t (*fn_ggml_tensor_overhead)(void);
 typedef const char * (*fn_ggml_get_name)(const struct ggml_tensor * tensor);
 typedef struct ggml_tensor * (*fn_ggml_set_name)(struct ggml_tensor * tensor, const char * name);

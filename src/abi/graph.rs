@@ -142,11 +142,8 @@ fn build<'a>(nodes: &[Tensor<'a>]) -> Result<Part<'a>, GraphError> {
     let size = nodes.len().max(1);
     // SAFETY: a pure function.
     let graph_bytes = unsafe { (api.ggml_graph_overhead_custom)(size, false) };
-    let params = api3::ggml_init_params {
-        mem_size: graph_bytes + 1024,
-        mem_buffer: core::ptr::null_mut(),
-        no_alloc: true,
-    };
+    let params =
+        api3::ggml_init_params { mem_size: graph_bytes + 1024, mem_buffer: core::ptr::null_mut(), no_alloc: true };
     // SAFETY: no preconditions; null on failure.
     let context = unsafe { (api.ggml_init)(params) };
     if context.is_null() {
@@ -264,10 +261,10 @@ fn use_count(mirror: &api3::ggml_cgraph, tensor: NonNull<api3::ggml_tensor>) -> 
             return None;
         }
         // SAFETY: as above; keys has `size` entries.
-        let key = unsafe { set.keys.add(slot).read() };
+        let key = unsafe { set.keys.wrapping_add(slot).read() };
         if key == tensor.as_ptr() {
             // SAFETY: as above; use_counts has `size` entries.
-            return Some(unsafe { mirror.use_counts.add(slot).read() });
+            return Some(unsafe { mirror.use_counts.wrapping_add(slot).read() });
         }
     }
     None

@@ -76,10 +76,7 @@ imports! {
         ggml_backend_reg_get: fn_ggml_backend_reg_get,
         ggml_backend_dev_count: fn_ggml_backend_dev_count,
         ggml_backend_dev_get: fn_ggml_backend_dev_get,
-        ggml_backend_dev_by_name: fn_ggml_backend_dev_by_name,
         ggml_backend_reg_name: fn_ggml_backend_reg_name,
-        ggml_backend_reg_dev_count: fn_ggml_backend_reg_dev_count,
-        ggml_backend_reg_dev_get: fn_ggml_backend_reg_dev_get,
         ggml_backend_reg_get_proc_address: fn_ggml_backend_reg_get_proc_address,
         ggml_backend_dev_name: fn_ggml_backend_dev_name,
         ggml_backend_dev_description: fn_ggml_backend_dev_description,
@@ -91,13 +88,10 @@ imports! {
         ggml_backend_dev_buffer_type: fn_ggml_backend_dev_buffer_type,
         ggml_backend_dev_host_buffer_type: fn_ggml_backend_dev_host_buffer_type,
         ggml_backend_dev_supports_op: fn_ggml_backend_dev_supports_op,
-        ggml_backend_dev_supports_buft: fn_ggml_backend_dev_supports_buft,
-        ggml_backend_buft_name: fn_ggml_backend_buft_name,
         ggml_backend_buft_alloc_buffer: fn_ggml_backend_buft_alloc_buffer,
         ggml_backend_buft_get_alignment: fn_ggml_backend_buft_get_alignment,
         ggml_backend_buft_get_max_size: fn_ggml_backend_buft_get_max_size,
         ggml_backend_buft_get_alloc_size: fn_ggml_backend_buft_get_alloc_size,
-        ggml_backend_buft_is_host: fn_ggml_backend_buft_is_host,
         ggml_backend_cpu_buffer_type: fn_ggml_backend_cpu_buffer_type,
         ggml_backend_buffer_free: fn_ggml_backend_buffer_free,
         ggml_backend_buffer_get_base: fn_ggml_backend_buffer_get_base,
@@ -115,11 +109,9 @@ imports! {
         ggml_backend_tensor_set_async: fn_ggml_backend_tensor_set_async,
         ggml_backend_tensor_get_async: fn_ggml_backend_tensor_get_async,
         ggml_backend_buffer_copy_tensor: fn_ggml_backend_buffer_copy_tensor,
-        ggml_backend_name: fn_ggml_backend_name,
         ggml_backend_free: fn_ggml_backend_free,
         ggml_backend_synchronize: fn_ggml_backend_synchronize,
         ggml_backend_graph_compute_async: fn_ggml_backend_graph_compute_async,
-        ggml_backend_get_device: fn_ggml_backend_get_device,
         ggml_backend_event_new: fn_ggml_backend_event_new,
         ggml_backend_event_free: fn_ggml_backend_event_free,
         ggml_backend_event_record: fn_ggml_backend_event_record,
@@ -127,8 +119,6 @@ imports! {
         ggml_backend_event_wait: fn_ggml_backend_event_wait,
         ggml_op_name: fn_ggml_op_name,
         ggml_type_name: fn_ggml_type_name,
-        ggml_type_size: fn_ggml_type_size,
-        ggml_blck_size: fn_ggml_blck_size,
         ggml_row_size: fn_ggml_row_size,
         ggml_is_quantized: fn_ggml_is_quantized,
         ggml_nbytes: fn_ggml_nbytes,
@@ -220,7 +210,7 @@ mod tests {
     fn every_missing_name_is_listed() {
         let nothing = |_: &CStr| core::ptr::null_mut();
         let missing = Imports::resolve(&nothing).err().unwrap();
-        assert!(missing.len() > 60);
+        assert!(missing.len() > 50);
         assert!(missing.contains(&"ggml_backend_buffer_init"));
         assert!(!missing.contains(&"ggml_log_internal"), "the log is optional");
         let all_but_one = |name: &CStr| {

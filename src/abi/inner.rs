@@ -13,16 +13,9 @@ use core::ptr::NonNull;
 use super::gen_api3 as api3;
 use super::graph::{Graph, Part};
 use super::host::{host, text};
-use super::tensor::{BufferTypeKey, Tensor};
+use super::layout::field;
+use super::tensor::Tensor;
 use crate::experts::HostRange;
-
-/// What a device can do, as llama.cpp asks for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Capabilities {
-    pub(crate) is_async: bool,
-    pub(crate) host_buffer: bool,
-    pub(crate) events: bool,
-}
 
 /// Upstream's kinds of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,12 +52,16 @@ impl Device {
 
     pub(crate) fn name(&self) -> String {
         // SAFETY: a valid device; device names are C strings that live as long as it.
-        unsafe { text((host().api.ggml_backend_dev_name)(self.as_ptr())) }
+        let name = unsafe { (host().api.ggml_backend_dev_name)(self.as_ptr()) };
+        // SAFETY: as above.
+        unsafe { text(name) }
     }
 
     pub(crate) fn description(&self) -> String {
         // SAFETY: as for `name`.
-        unsafe { text((host().api.ggml_backend_dev_description)(self.as_ptr())) }
+        let name = unsafe { (host().api.ggml_backend_dev_description)(self.as_ptr()) };
+        // SAFETY: as above.
+        unsafe { text(name) }
     }
 
     /// Free and total memory in bytes.
@@ -93,12 +90,6 @@ impl Device {
         unsafe { props.assume_init() }
     }
 
-    /// What it can do.
-    pub(crate) fn capabilities(&self) -> Capabilities {
-        let caps = self.raw_props().caps;
-        Capabilities { is_async: caps.async_, host_buffer: caps.host_buffer, events: caps.events }
-    }
-
     /// Whether it has an id that llama.cpp compares to find one card twice.
     pub(crate) fn has_id(&self) -> bool {
         !self.raw_props().device_id.is_null()
@@ -113,7 +104,9 @@ impl Device {
             return String::new();
         }
         // SAFETY: a valid reg, whose name is a C string.
-        unsafe { text((api.ggml_backend_reg_name)(reg)) }
+        let name = unsafe { (api.ggml_backend_reg_name)(reg) };
+        // SAFETY: as above.
+        unsafe { text(name) }
     }
 
     /// A function that the device's backend offers by name; null if it does not.
@@ -145,11 +138,6 @@ impl Device {
         unsafe { (host().api.ggml_backend_dev_supports_op)(self.as_ptr(), node.as_ptr()) }
     }
 
-    pub(super) fn supports_buffer_type(&self, type_: *mut api3::ggml_backend_buffer_type) -> bool {
-        // SAFETY: a valid device and a valid buffer type.
-        unsafe { (host().api.ggml_backend_dev_supports_buft)(self.as_ptr(), type_) }
-    }
-
     /// Opens a stream on the device.
     pub(crate) fn open(&self) -> Option<Backend> {
         // SAFETY: a valid device; null parameters mean the defaults.
@@ -176,15 +164,6 @@ unsafe impl Sync for BufferType {}
 impl BufferType {
     pub(super) fn as_ptr(&self) -> *mut api3::ggml_backend_buffer_type {
         self.0.as_ptr()
-    }
-
-    pub(crate) fn key(&self) -> BufferTypeKey {
-        BufferTypeKey(self.0.addr().get())
-    }
-
-    pub(crate) fn name(&self) -> String {
-        // SAFETY: a valid buffer type; its name is a C string.
-        unsafe { text((host().api.ggml_backend_buft_name)(self.as_ptr())) }
     }
 
     /// Alignment of tensors in bytes; at least 1.
@@ -215,6 +194,26 @@ impl BufferType {
         // SAFETY: a valid buffer of more than zero bytes.
         let base = unsafe { (host().api.ggml_backend_buffer_get_base)(pointer.as_ptr()) }.addr();
         Some(Buffer { pointer, base, bytes })
+    }
+}
+
+/// Rows of a two-dimensional copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows {
+    /// Bytes of a row.
+    pub(super) size: usize,
+    /// Rows; at least one.
+    pub(super) count: usize,
+    /// Bytes from row to row in the buffer.
+    pub(super) stride: usize,
+    /// Bytes from row to row in the host's memory.
+    pub(super) stride_other: usize,
+}
+
+impl Rows {
+    /// Bytes from the first to behind the last in the buffer; saturates.
+    pub(super) fn extent(&self) -> usize {
+        self.count.saturating_sub(1).saturating_mul(self.stride).saturating_add(self.size)
     }
 }
 
@@ -293,6 +292,28 @@ impl Buffer {
         unsafe { (host().api.ggml_backend_tensor_set)(&raw mut shim, source, 0, bytes) };
     }
 
+    /// Copies rows from the host: row `i` from `source + i * stride_source` to `address + i * stride`.
+    ///
+    /// # Safety
+    /// Every row of the source is readable; every row of the target lies in this buffer.
+    pub(super) unsafe fn write_rows(&self, address: usize, source: *const c_void, rows: Rows) {
+        let mut shim = self.shim(address, rows.extent());
+        let set = host().api.ggml_backend_tensor_set_2d;
+        // SAFETY: the shim spans exactly the rows; the rest is the caller's contract.
+        unsafe { set(&raw mut shim, source, 0, rows.size, rows.count, rows.stride, rows.stride_other) };
+    }
+
+    /// Copies rows to the host, as [`Buffer::write_rows`] does from it.
+    ///
+    /// # Safety
+    /// Every row of the target is writable; every row of the source lies in this buffer.
+    pub(super) unsafe fn read_rows(&self, address: usize, target: *mut c_void, rows: Rows) {
+        let shim = self.shim(address, rows.extent());
+        let get = host().api.ggml_backend_tensor_get_2d;
+        // SAFETY: the shim spans exactly the rows; the rest is the caller's contract.
+        unsafe { get(&raw const shim, target, 0, rows.size, rows.count, rows.stride, rows.stride_other) };
+    }
+
     /// Copies expert bytes to `address`; outside this buffer nothing happens.
     pub(crate) fn write_range(&self, address: usize, source: HostRange<'_>) {
         if source.bytes() > 0 && self.contains(address, source.bytes()) {
@@ -349,10 +370,7 @@ impl Buffer {
 
     /// Whether a range lies in the buffer.
     pub(crate) fn contains(&self, address: usize, bytes: usize) -> bool {
-        address
-            .checked_sub(self.base)
-            .and_then(|offset| offset.checked_add(bytes))
-            .is_some_and(|end| end <= self.bytes)
+        address.checked_sub(self.base).and_then(|offset| offset.checked_add(bytes)).is_some_and(|end| end <= self.bytes)
     }
 }
 
@@ -382,8 +400,11 @@ impl Drop for Backend {
     }
 }
 
-type OptimizeFn =
-    unsafe extern "C" fn(*mut api3::ggml_backend, *mut api3::ggml_cgraph, *mut api3::ggml_backend_graph_optimize_params);
+type OptimizeFn = unsafe extern "C" fn(
+    *mut api3::ggml_backend,
+    *mut api3::ggml_cgraph,
+    *mut api3::ggml_backend_graph_optimize_params,
+);
 type SetThreadsFn = unsafe extern "C" fn(*mut api3::ggml_backend, c_int);
 type SetAbortFn = unsafe extern "C" fn(*mut api3::ggml_backend, api3::ggml_abort_callback, *mut c_void);
 /// A slot whose type is not known yet.
@@ -398,7 +419,7 @@ impl Backend {
     pub(crate) fn has_known_layout(&self, device: &Device) -> bool {
         let owner = host().layout.backend.owner.unwrap_or(0);
         // SAFETY: the field lies inside the object for every known layout; objects are at least that large.
-        let found = unsafe { self.as_ptr().byte_add(owner).cast::<usize>().read() };
+        let found = unsafe { field::<usize>(self.as_ptr().cast(), owner) };
         found == device.0.addr().get()
     }
 
@@ -490,11 +511,7 @@ impl Backend {
     ///
     /// # Safety
     /// `params` is what the host passed for this graph, valid during the call.
-    pub(super) unsafe fn optimize(
-        &self,
-        graph: Graph<'_>,
-        params: *mut api3::ggml_backend_graph_optimize_params,
-    ) {
+    pub(super) unsafe fn optimize(&self, graph: Graph<'_>, params: *mut api3::ggml_backend_graph_optimize_params) {
         if let Some(slot) = self.slot(host().layout.backend_slots.graph_optimize) {
             // SAFETY: the slot of this name has this type in layout api 3, the only one with this entry so far.
             let optimize = unsafe { core::mem::transmute::<AnyFn, OptimizeFn>(slot) };

@@ -16,8 +16,6 @@ macro_rules! tables {
             $(#[$doc])*
             #[derive(Debug)]
             pub(crate) struct $name {
-                /// Size of the table in bytes.
-                pub(crate) size: usize,
                 $(pub(crate) $slot: Option<usize>,)*
             }
         )*
@@ -53,6 +51,8 @@ tables! {
 pub(crate) struct ObjectShape {
     pub(crate) size: usize,
     pub(crate) iface: usize,
+    /// Size of the vtable.
+    pub(crate) iface_size: usize,
     /// The owner: a device's reg, a buffer type's or a backend's device. Regs and buffers have none.
     pub(crate) owner: Option<usize>,
     pub(crate) context: usize,
@@ -79,9 +79,14 @@ pub(crate) struct Layout {
     /// Calls `ggml_backend_buffer_init`, which takes the vtable by value and so depends on its size.
     ///
     /// # Safety
-    /// `function` is the host's `ggml_backend_buffer_init`, `iface` a table of `buffer_slots.size` bytes, the rest as there.
-    pub(crate) buffer_init:
-        unsafe fn(function: *const c_void, buft: *mut c_void, iface: &Words, context: *mut c_void, size: usize) -> *mut c_void,
+    /// `function` is the host's `ggml_backend_buffer_init`, `iface` a table of `buffer.iface_size` bytes, the rest as there.
+    pub(crate) buffer_init: unsafe fn(
+        function: *const c_void,
+        buft: *mut c_void,
+        iface: &Words,
+        context: *mut c_void,
+        size: usize,
+    ) -> *mut c_void,
 }
 
 /// Zeroed, pointer-aligned memory for an object or a vtable of the host's layout.
@@ -117,17 +122,28 @@ impl Words {
     }
 }
 
+/// Reads a field of an object of the host.
+///
+/// # Safety
+/// `object` is readable and holds a `T` at `offset`, aligned.
+pub(super) unsafe fn field<T: Copy>(object: *const c_void, offset: usize) -> T {
+    let place = object.wrapping_byte_add(offset).cast::<T>();
+    // SAFETY: the caller's contract.
+    unsafe { place.read() }
+}
+
 macro_rules! row {
     ($table:ident, $iface:ty { $($slot:ident),* $(,)? }) => {
-        $table { size: size_of::<$iface>(), $($slot: Some(offset_of!($iface, $slot)),)* }
+        $table { $($slot: Some(offset_of!($iface, $slot)),)* }
     };
 }
 
 macro_rules! shape {
-    ($object:ty, $owner:expr) => {
+    ($object:ty, $iface:ty, $owner:expr) => {
         ObjectShape {
             size: size_of::<$object>(),
             iface: offset_of!($object, iface),
+            iface_size: size_of::<$iface>(),
             owner: $owner,
             context: offset_of!($object, context),
         }
@@ -138,30 +154,84 @@ macro_rules! shape {
 pub(crate) static API3: Layout = Layout {
     name: "api 3",
     api_version: 3,
-    reg: shape!(api3::ggml_backend_reg, None),
+    reg: shape!(api3::ggml_backend_reg, api3::ggml_backend_reg_i, None),
     reg_slots: row!(RegTable, api3::ggml_backend_reg_i { get_name, get_device_count, get_device, get_proc_address }),
-    device: shape!(api3::ggml_backend_device, Some(offset_of!(api3::ggml_backend_device, reg))),
-    device_slots: row!(DeviceTable, api3::ggml_backend_device_i {
-        get_name, get_description, get_memory, get_type, get_props, init_backend, get_buffer_type, get_host_buffer_type,
-        supports_op, supports_buft, event_new, event_free, event_synchronize,
-    }),
-    buffer_type: shape!(api3::ggml_backend_buffer_type, Some(offset_of!(api3::ggml_backend_buffer_type, device))),
-    buffer_type_slots: row!(BufferTypeTable, api3::ggml_backend_buffer_type_i {
-        get_name, alloc_buffer, get_alignment, get_max_size, get_alloc_size, get_alloc_size_n, is_host,
-    }),
-    buffer: shape!(api3::ggml_backend_buffer, None),
-    buffer_slots: row!(BufferTable, api3::ggml_backend_buffer_i {
-        free_buffer, get_base, init_tensor, memset_tensor, set_tensor, get_tensor, set_tensor_2d, get_tensor_2d, cpy_tensor,
-        clear, reset,
-    }),
+    device: shape!(
+        api3::ggml_backend_device,
+        api3::ggml_backend_device_i,
+        Some(offset_of!(api3::ggml_backend_device, reg))
+    ),
+    device_slots: row!(
+        DeviceTable,
+        api3::ggml_backend_device_i {
+            get_name,
+            get_description,
+            get_memory,
+            get_type,
+            get_props,
+            init_backend,
+            get_buffer_type,
+            get_host_buffer_type,
+            supports_op,
+            supports_buft,
+            event_new,
+            event_free,
+            event_synchronize,
+        }
+    ),
+    buffer_type: shape!(
+        api3::ggml_backend_buffer_type,
+        api3::ggml_backend_buffer_type_i,
+        Some(offset_of!(api3::ggml_backend_buffer_type, device))
+    ),
+    buffer_type_slots: row!(
+        BufferTypeTable,
+        api3::ggml_backend_buffer_type_i {
+            get_name,
+            alloc_buffer,
+            get_alignment,
+            get_max_size,
+            get_alloc_size,
+            get_alloc_size_n,
+            is_host,
+        }
+    ),
+    buffer: shape!(api3::ggml_backend_buffer, api3::ggml_backend_buffer_i, None),
+    buffer_slots: row!(
+        BufferTable,
+        api3::ggml_backend_buffer_i {
+            free_buffer,
+            get_base,
+            init_tensor,
+            memset_tensor,
+            set_tensor,
+            get_tensor,
+            set_tensor_2d,
+            get_tensor_2d,
+            cpy_tensor,
+            clear,
+            reset,
+        }
+    ),
     buffer_buft: offset_of!(api3::ggml_backend_buffer, buft),
     buffer_size: offset_of!(api3::ggml_backend_buffer, size),
     backend_guid: offset_of!(api3::ggml_backend, guid),
-    backend: shape!(api3::ggml_backend, Some(offset_of!(api3::ggml_backend, device))),
-    backend_slots: row!(BackendTable, api3::ggml_backend_i {
-        get_name, free, set_tensor_async, get_tensor_async, cpy_tensor_async, synchronize, graph_compute, event_record,
-        event_wait, graph_optimize,
-    }),
+    backend: shape!(api3::ggml_backend, api3::ggml_backend_i, Some(offset_of!(api3::ggml_backend, device))),
+    backend_slots: row!(
+        BackendTable,
+        api3::ggml_backend_i {
+            get_name,
+            free,
+            set_tensor_async,
+            get_tensor_async,
+            cpy_tensor_async,
+            synchronize,
+            graph_compute,
+            event_record,
+            event_wait,
+            graph_optimize,
+        }
+    ),
     buffer_init: buffer_init::<api3::ggml_backend_buffer_i>,
 };
 

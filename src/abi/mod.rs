@@ -12,12 +12,8 @@ pub(crate) mod boundary;
 #[path = "gen/api3.rs"]
 #[rustfmt::skip]
 #[expect(
-    missing_docs,
     non_camel_case_types,
     dead_code,
-    unreachable_pub,
-    clippy::all,
-    clippy::allow_attributes_without_reason,
     reason = "generated; the bindings hold the whole header set"
 )]
 mod gen_api3;

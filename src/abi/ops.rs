@@ -127,10 +127,21 @@ mod tests {
     fn the_scan_ends_at_the_last_op() {
         let ops = Ops::resolve(&|number| {
             assert!(number <= 10, "asked behind the table");
-            Some([
-                c"NONE", c"MUL_MAT_ID", c"RESHAPE", c"VIEW", c"PERMUTE", c"TRANSPOSE", c"ADD", c"MUL", c"SCALE", c"UNARY",
-                c"GLU",
-            ][number as usize])
+            Some(
+                [
+                    c"NONE",
+                    c"MUL_MAT_ID",
+                    c"RESHAPE",
+                    c"VIEW",
+                    c"PERMUTE",
+                    c"TRANSPOSE",
+                    c"ADD",
+                    c"MUL",
+                    c"SCALE",
+                    c"UNARY",
+                    c"GLU",
+                ][number as usize],
+            )
         });
         assert!(ops.is_ok());
     }

@@ -12,7 +12,7 @@ use super::gen_api3 as api3;
 use super::graph::check_layout;
 use super::host::Host;
 use super::imports::{Imports, host_symbol};
-use super::layout::{LAYOUTS, Layout};
+use super::layout::{LAYOUTS, Layout, field};
 use super::ops::Ops;
 use crate::config::GraphMode;
 
@@ -33,6 +33,9 @@ pub(crate) enum Refusal {
 /// Finds out everything about the host that loaded us.
 pub(crate) fn probe(graphs: Option<GraphMode>) -> Result<Host, Refusal> {
     let api = Imports::resolve(&host_symbol).map_err(Refusal::MissingFunctions)?;
+    if !type_numbers(&api) {
+        return Err(Refusal::UnknownLayout("type numbers differ".to_owned()));
+    }
     if !tensor_layout(&api) {
         return Err(Refusal::UnknownLayout("tensors differ".to_owned()));
     }
@@ -49,6 +52,22 @@ fn op_name(api: &Imports, number: u32) -> Option<&'static CStr> {
     (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
 }
 
+/// Type numbers are those of GGUF files and never change; the few that we use are checked by name all the same.
+fn type_numbers(api: &Imports) -> bool {
+    let known = [
+        (api3::GGML_TYPE_F32, c"f32"),
+        (api3::GGML_TYPE_F16, c"f16"),
+        (api3::GGML_TYPE_I8, c"i8"),
+        (api3::GGML_TYPE_I32, c"i32"),
+    ];
+    known.into_iter().all(|(number, expected)| {
+        // SAFETY: numbers below 32 have been in the host's table since these types exist.
+        let name = unsafe { (api.ggml_type_name)(number) };
+        // SAFETY: type names are static C strings; null is checked first.
+        !name.is_null() && unsafe { CStr::from_ptr(name) } == expected
+    })
+}
+
 fn choose(api: &Imports) -> Result<&'static Layout, Refusal> {
     // SAFETY: no preconditions; the type lives in the base library for good.
     let buft = unsafe { (api.ggml_backend_cpu_buffer_type)() };
@@ -58,7 +77,7 @@ fn choose(api: &Imports) -> Result<&'static Layout, Refusal> {
     let version = registered_version(api);
     let fits = |layout: &&&'static Layout| {
         version.is_none_or(|version| version == layout.api_version)
-            && buffer_type_fits(layout, buft.cast())
+            && buffer_type_fits(layout, buft.as_ptr().cast())
             && buffer_fits(api, layout, buft)
             && device_fits(api, layout)
     };
@@ -81,29 +100,20 @@ fn registered_version(api: &Imports) -> Option<c_int> {
     Some(unsafe { reg.cast::<c_int>().read() })
 }
 
-/// Reads a word of an object of the host.
-///
-/// # Safety
-/// `object` is readable for `offset` + 8 bytes.
-unsafe fn word(object: NonNull<c_void>, offset: usize) -> usize {
-    // SAFETY: the caller's contract.
-    unsafe { object.byte_add(offset).cast::<usize>().read() }
-}
-
 /// The CPU buffer type: which slots are set tells where the optional ones are.
-fn buffer_type_fits(layout: &Layout, buft: NonNull<c_void>) -> bool {
+fn buffer_type_fits(layout: &Layout, buft: *const c_void) -> bool {
     let slots = &layout.buffer_type_slots;
     let set = |slot: Option<usize>| {
         slot.is_some_and(|offset| {
             // SAFETY: every known layout of a buffer type is at most as large as the largest row; a static object in the
             // library's data section is followed by more of it.
-            unsafe { word(buft, layout.buffer_type.iface + offset) != 0 }
+            unsafe { field::<usize>(buft, layout.buffer_type.iface + offset) != 0 }
         })
     };
-    let words = slots.size / size_of::<usize>();
+    let words = layout.buffer_type.iface_size / size_of::<usize>();
     let used = (0..words)
         // SAFETY: as above.
-        .filter(|index| unsafe { word(buft, layout.buffer_type.iface + index * size_of::<usize>()) } != 0)
+        .filter(|index| unsafe { field::<usize>(buft, layout.buffer_type.iface + index * size_of::<usize>()) } != 0)
         .count();
     let required = [slots.get_name, slots.alloc_buffer, slots.get_alignment, slots.is_host];
     let optional = [slots.get_max_size, slots.get_alloc_size, slots.get_alloc_size_n];
@@ -117,12 +127,12 @@ fn buffer_fits(api: &Imports, layout: &Layout, buft: NonNull<api3::ggml_backend_
     let Some(buffer) = NonNull::new(unsafe { (api.ggml_backend_buft_alloc_buffer)(buft.as_ptr(), BYTES) }) else {
         return false;
     };
-    let object: NonNull<c_void> = buffer.cast();
+    let object: *const c_void = buffer.as_ptr().cast();
     let slots = &layout.buffer_slots;
     let at = |offset: usize| {
         // SAFETY: a buffer object is heap memory of at least the smallest known layout (13 words), and the offsets of the rows
         // are checked in order: the type comes before the size.
-        unsafe { word(object, offset) }
+        unsafe { field::<usize>(object, offset) }
     };
     let set = |slot: Option<usize>| slot.is_some_and(|offset| at(layout.buffer.iface + offset) != 0);
     let fits = at(layout.buffer_buft) == buft.addr().get()
@@ -154,7 +164,7 @@ fn device_fits(api: &Imports, layout: &Layout) -> bool {
     let Some(owner) = layout.device.owner else { return false };
     // SAFETY: device objects are at least as large as the table of the row that is tried; they are static or heap objects of the
     // backend, and known layouts differ by no slot here.
-    unsafe { word(device.cast(), owner) == reg.addr() }
+    unsafe { field::<usize>(device.as_ptr().cast(), owner) == reg.addr() }
 }
 
 /// Tensors: every field that we read is set through a public function and read back through the mirror.
@@ -193,7 +203,11 @@ fn tensor_fields(api: &Imports, context: *mut api3::ggml_context) -> Option<bool
     // SAFETY: a valid tensor.
     let name = unsafe { (api.ggml_get_name)(tensor.as_ptr()) };
     // SAFETY: the overhead says that a tensor has the mirror's size; the context's memory is initialised.
-    let (t, v, s) = unsafe { (tensor.as_ref(), view.as_ref(), sum.as_ref()) };
+    let t = unsafe { tensor.as_ref() };
+    // SAFETY: as above.
+    let v = unsafe { view.as_ref() };
+    // SAFETY: as above.
+    let s = unsafe { sum.as_ref() };
     let letters = c"probe".to_bytes_with_nul();
     let named = t.name.iter().zip(letters).all(|(have, want)| have.to_ne_bytes()[0] == *want);
     Some(

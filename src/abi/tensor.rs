@@ -158,7 +158,9 @@ impl<'a> Tensor<'a> {
 impl core::fmt::Debug for Tensor<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         // SAFETY: op names are static C strings of the host; the op came from a tensor of the host.
-        let op = unsafe { text((host().api.ggml_op_name)(self.raw().op)) };
+        let op = unsafe { (host().api.ggml_op_name)(self.raw().op) };
+        // SAFETY: as above.
+        let op = unsafe { text(op) };
         write!(f, "{op} \"{}\" {:?}", self.name(), self.ne())
     }
 }
@@ -216,7 +218,7 @@ pub(super) unsafe fn list<'a>(tensors: *mut *mut api3::ggml_tensor, count: i32) 
     (0..count)
         .filter_map(|index| {
             // SAFETY: inside the list by the caller's contract.
-            let pointer = unsafe { tensors.add(index).read() };
+            let pointer = unsafe { tensors.wrapping_add(index).read() };
             // SAFETY: a valid tensor by the caller's contract.
             unsafe { Tensor::new(pointer) }
         })

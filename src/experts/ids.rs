@@ -99,7 +99,7 @@ mod tests {
             let bytes = bytes(&rows, 9);
             let runs = ids(&bytes, 4, rows.len(), 9).runs(64).unwrap();
             let found: Vec<usize> = runs.iter().cloned().flatten().collect();
-            let named: BTreeSet<usize> = rows.iter().flatten().map(|&id| id as usize).collect();
+            let named: BTreeSet<usize> = rows.iter().flatten().map(|&id| usize::try_from(id).unwrap()).collect();
             prop_assert_eq!(found, named.into_iter().collect::<Vec<_>>());
             prop_assert!(runs.windows(2).all(|pair| pair[0].end < pair[1].start));
         }

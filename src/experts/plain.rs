@@ -146,13 +146,8 @@ fn row_padding(weight: Tensor<'_>) -> usize {
 fn read_runs(product: Tensor<'_>, ids: Tensor<'_>, experts: usize) -> Result<Vec<Range<usize>>, PlainError> {
     let bytes = crate::abi::slots::buffer::download(ids).ok_or_else(|| PlainError::Operand(product.name()))?;
     let extent = |dimension: usize| usize::try_from(ids.ne()[dimension]).unwrap_or(0);
-    let view = Ids {
-        bytes: &bytes,
-        used: extent(0),
-        tokens: extent(1),
-        id_stride: ids.nb()[0],
-        token_stride: ids.nb()[1],
-    };
+    let view =
+        Ids { bytes: &bytes, used: extent(0), tokens: extent(1), id_stride: ids.nb()[0], token_stride: ids.nb()[1] };
     view.runs(experts).map_err(|bad| PlainError::BadId { node: product.name(), id: bad.id, experts })
 }
 

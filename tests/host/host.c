@@ -5,7 +5,7 @@
 
 static const char * plugin;
 
-/* The log, captured. ggml sends pieces of lines; a line ends with its newline. */
+/* The log, captured as far as llama.cpp's programs show it by default: warnings and errors. */
 
 #define LOG_LINES 4096
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -14,9 +14,15 @@ static int log_used;
 static char log_partial[8192];
 
 static void log_piece(enum ggml_log_level level, const char * text, void * user_data) {
-    (void) level, (void) user_data;
+    static bool shown; /* of the piece before, which a CONT piece continues */
+    (void) user_data;
     pthread_mutex_lock(&log_lock);
     fputs(text, stderr);
+    shown = level == GGML_LOG_LEVEL_CONT ? shown : level >= GGML_LOG_LEVEL_WARN;
+    if (!shown) {
+        pthread_mutex_unlock(&log_lock);
+        return;
+    }
     strncat(log_partial, text, sizeof(log_partial) - strlen(log_partial) - 1);
     char * end;
     while ((end = strchr(log_partial, '\n')) != NULL) {

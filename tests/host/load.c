@@ -6,6 +6,8 @@ static void expect_devices(size_t stock, bool ours) {
     CHECK((ggml_backend_dev_by_name("MoE0") != NULL) == ours, "MoE0 is %s", ours ? "missing" : "still listed");
     /* The host's own choice must not change while the plugin is there: MoE0 is used only when it is named. */
     CHECK(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) == NULL, "MoE0 over the CPU must not count as a GPU");
+    CHECK(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU) == NULL, "MoE0 must not count as an integrated GPU");
+    cpu_device(); /* still the stock one */
 }
 
 void case_load(void) {

@@ -25,7 +25,6 @@ SLOT(device, get_name, NAME(w->device_i.get_name(w->device)))
 SLOT(device, get_description, NAME(w->device_i.get_description(w->device)))
 SLOT(device, get_type, TYPE(w->device_i.get_type(w->device)))
 SLOT(device, init_backend, POINTER(w->device_i.init_backend(w->device, NULL)))
-SLOT(device, get_buffer_type, POINTER(w->device_i.get_buffer_type(w->device)))
 SLOT(device, get_host_buffer_type, POINTER(w->device_i.get_host_buffer_type(w->device)))
 SLOT(device, buffer_from_host_ptr, POINTER(w->device_i.buffer_from_host_ptr(w->device, w->data, N_BYTES, N_BYTES)))
 SLOT(device, supports_op, BOOL(w->device_i.supports_op(w->device, w->tensor)))
@@ -34,6 +33,16 @@ SLOT(device, offload_op, BOOL(w->device_i.offload_op(w->device, w->tensor)))
 SLOT(device, event_new, POINTER(w->device_i.event_new(w->device)))
 SLOT(device, event_free, NOTHING(w->device_i.event_free(w->device, w->event)))
 SLOT(device, event_synchronize, NOTHING(w->device_i.event_synchronize(w->device, w->event)))
+
+/* The host asserts that a device has a buffer type, so this slot keeps its answer even when its body fails. */
+static bool device_has_get_buffer_type(const struct world * w) {
+    return w->device_i.get_buffer_type != NULL;
+}
+
+static struct outcome device_get_buffer_type(struct world * w) {
+    CHECK((w->device_i.get_buffer_type(w->device) != NULL) == w->ours, "get_buffer_type");
+    return (struct outcome) { .kind = GAVE_NOTHING };
+}
 
 static bool device_has_get_memory(const struct world * w) {
     return w->device_i.get_memory != NULL;
@@ -65,7 +74,16 @@ SLOT(buffer_type, alloc_buffer, POINTER(w->buffer_type_i.alloc_buffer(w->buffer_
 SLOT(buffer_type, alloc_buffer_n, POINTER(w->buffer_type_i.alloc_buffer_n(w->buffer_type, w->tensor ? &w->tensor : NULL, 1)))
 SLOT(buffer_type, get_alignment, SIZE(w->buffer_type_i.get_alignment(w->buffer_type)))
 SLOT(buffer_type, get_max_size, SIZE(w->buffer_type_i.get_max_size(w->buffer_type)))
-SLOT(buffer_type, is_host, BOOL(w->buffer_type_i.is_host(w->buffer_type)))
+
+/* A wrong answer would let host code read device memory, or keep it from the experts: kept as well. */
+static bool buffer_type_has_is_host(const struct world * w) {
+    return w->buffer_type_i.is_host != NULL;
+}
+
+static struct outcome buffer_type_is_host(struct world * w) {
+    CHECK(w->buffer_type_i.is_host(w->buffer_type) == (w->ours && w->experts), "is_host");
+    return (struct outcome) { .kind = GAVE_NOTHING };
+}
 
 static bool buffer_type_has_get_alloc_size(const struct world * w) {
     return w->buffer_type_i.get_alloc_size != NULL;
@@ -88,8 +106,17 @@ static struct outcome buffer_type_get_alloc_size_n(struct world * w) {
     return (struct outcome) { .kind = GAVE_NOTHING };
 }
 
+/* The host asserts that a buffer has a base: kept as well. */
+static bool buffer_has_get_base(const struct world * w) {
+    return w->buffer_i.get_base != NULL;
+}
+
+static struct outcome buffer_get_base(struct world * w) {
+    CHECK((w->buffer_i.get_base(w->buffer) != NULL) == w->ours, "get_base");
+    return (struct outcome) { .kind = GAVE_NOTHING };
+}
+
 SLOT(buffer, free_buffer, NOTHING(w->buffer_i.free_buffer(w->buffer)))
-SLOT(buffer, get_base, POINTER(w->buffer_i.get_base(w->buffer)))
 SLOT(buffer, init_tensor, STATUS(w->buffer_i.init_tensor(w->buffer, w->tensor)))
 SLOT(buffer, memset_tensor, NOTHING(w->buffer_i.memset_tensor(w->buffer, w->tensor, 1, 0, N_BYTES)))
 SLOT(buffer, set_tensor, NOTHING(w->buffer_i.set_tensor(w->buffer, w->tensor, w->data, 0, N_BYTES)))
@@ -126,9 +153,10 @@ static bool no_abort(void * data) {
 PROC(get_extra_bufts, POINTER(w->get_extra_bufts(w->device)))
 PROC(set_n_threads, NOTHING(w->set_n_threads(w->backend, 2)))
 PROC(set_abort_callback, NOTHING(w->set_abort_callback(w->backend, w->text != NULL ? no_abort : NULL, NULL)))
-PROC(get_features, POINTER(w->get_features(w->reg)))
+/* The list is the same for every reg, so nothing is asked of the handle. */
+PROC(get_features, w->ours ? POINTER(w->get_features(w->reg)) : NOTHING(w->get_features(w->reg)))
 
-#define OF(object, slot, uploads, operands) { #object "." #slot, object##_has_##slot, object##_##slot, uploads, operands }
+#define OF(object, slot, poisons, operands) { #object "." #slot, object##_has_##slot, object##_##slot, poisons, operands }
 #define OF_PROC(proc, operands)             { "proc." #proc, has_##proc, proc_##proc, false, operands }
 
 const struct slot SLOTS[] = {
@@ -169,7 +197,7 @@ const struct slot SLOTS[] = {
     OF(buffer, get_tensor_2d, true, true),
     OF(buffer, cpy_tensor, false, true),
     OF(buffer, clear, true, false),
-    OF(buffer, reset, false, false),
+    OF(buffer, reset, true, false),
     OF(backend, get_name, false, false),
     OF(backend, free, false, false),
     OF(backend, set_tensor_async, true, true),

@@ -16,6 +16,8 @@ struct world {
     ggml_backend_set_abort_callback_t set_abort_callback;
     ggml_backend_get_features_t get_features;
 
+    bool ours;    /* the handles are the plugin's, not NULL and not another backend's */
+    bool experts; /* buffer and buffer type are those for experts */
     ggml_backend_reg_t reg;
     ggml_backend_dev_t device;
     ggml_backend_buffer_type_t buffer_type;
@@ -24,7 +26,7 @@ struct world {
     ggml_backend_event_t event;
 
     /* Operands. */
-    const char * text;
+    const char * text;           /* a name; NULL also stands for an operand that this struct has no place for */
     struct ggml_tensor * tensor; /* in the buffer, 64 floats */
     struct ggml_tensor * other;  /* the same, beside it */
     void * data;                 /* room for both */
@@ -49,7 +51,7 @@ struct slot {
     const char * name;                          /* as the plugin names it: object.slot */
     bool (*present)(const struct world * w);    /* whether the plugin fills it */
     struct outcome (*call)(struct world * w);
-    bool uploads;                               /* a failure would leave the device's bytes wrong, so it poisons the backend */
+    bool poisons;                               /* a failure leaves data or order in doubt, so graphs fail from then on */
     bool has_operands;                          /* takes more than its own handle */
 };
 

@@ -48,10 +48,17 @@ static void probes(struct ggml_context * ctx) {
     struct ggml_tensor * a = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 64, 2, 512);
     CHECK(supports(ggml_add_id(ctx, a, bias, ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 2, 512))), "expert biases");
 
-    /* Weights and temporaries that lie in the default buffer already must run: nobody else could run them. */
-    struct ggml_tensor * w = in_buffer(ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 256, 64, 8), none);
-    ggml_backend_buffer_set_usage(none, GGML_BACKEND_BUFFER_USAGE_COMPUTE);
-    CHECK(supports(mul_mat_id(ctx, w)), "temporaries in the default buffer");
+    /* What lies in the default buffer already must run here whatever it is: nobody else could run it. */
+    struct ggml_context * placed = new_context(1);
+    struct ggml_tensor * w = ggml_new_tensor_3d(placed, GGML_TYPE_Q8_0, 256, 64, 8);
+    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(placed, plain);
+    CHECK(buffer != NULL, "no buffer");
+    for (int usage = GGML_BACKEND_BUFFER_USAGE_ANY; usage <= GGML_BACKEND_BUFFER_USAGE_COMPUTE; usage++) {
+        ggml_backend_buffer_set_usage(buffer, (enum ggml_backend_buffer_usage) usage);
+        CHECK(supports(mul_mat_id(ctx, w)), "MUL_MAT_ID in a default buffer of usage %d", usage);
+    }
+    ggml_backend_buffer_free(buffer);
+    ggml_free(placed);
     ggml_backend_buffer_free(none);
     ggml_backend_buffer_free(none_expert);
 }

@@ -3,6 +3,7 @@
 //   model_host load MODE DEVICES MODEL                  print the microseconds that loading takes (MODE: none or mmap)
 // DEVICES: names separated by commas, or "cpu". Weights are never repacked, as with -nr. One line "model NAME" on standard
 // error precedes everything that the libraries print about that model.
+#define _POSIX_C_SOURCE 200809L
 #include "ggml-backend.h"
 #include "llama.h"
 

@@ -24,8 +24,6 @@ pub struct Finished {
     pub stdout: String,
     /// Its standard error.
     pub stderr: String,
-    /// From start to end.
-    pub elapsed: Duration,
 }
 
 impl Finished {
@@ -102,7 +100,6 @@ impl Stream {
 pub struct Running {
     child: Child,
     command: String,
-    started: Instant,
     stdout: Arc<Stream>,
     stderr: Arc<Stream>,
     readers: Vec<JoinHandle<()>>,
@@ -119,7 +116,7 @@ impl Running {
             stdout.read_from(child.stdout.take().expect("stdout is piped")),
             stderr.read_from(child.stderr.take().expect("stderr is piped")),
         ];
-        Self { child, command: line, started: Instant::now(), stdout, stderr, readers }
+        Self { child, command: line, stdout, stderr, readers }
     }
 
     /// The child's process id.
@@ -167,17 +164,10 @@ impl Running {
             assert!(Instant::now() < end, "over {limit:?}: {}\n{}", self.command, tail(&self.log(), 40));
             thread::sleep(POLL);
         };
-        let elapsed = self.started.elapsed();
         for reader in self.readers.drain(..) {
             reader.join().expect("reader thread panicked");
         }
-        Finished {
-            command: self.command.clone(),
-            status,
-            stdout: self.stdout.text(),
-            stderr: self.stderr.text(),
-            elapsed,
-        }
+        Finished { command: self.command.clone(), status, stdout: self.stdout.text(), stderr: self.stderr.text() }
     }
 }
 

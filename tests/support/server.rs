@@ -50,6 +50,11 @@ impl Server {
         &mut self.process
     }
 
+    /// Gives up the port and returns the child.
+    pub fn into_process(self) -> Running {
+        self.process
+    }
+
     /// Posts a JSON body and returns the JSON answer; panics unless its status is 200.
     pub fn post(&self, path: &str, body: &Value) -> Value {
         let answer = http::request(self.port, path, Some(&body.to_string()), LIMIT)

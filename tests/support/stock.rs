@@ -67,7 +67,7 @@ pub fn program(name: &str, side: Side<'_>) -> Command {
 pub fn command(path: &Path, side: Side<'_>) -> Command {
     let mut command = Command::new(path);
     for (name, _) in std::env::vars() {
-        if name.starts_with("GGML_") || name.starts_with("LLAMA_") || name.starts_with("SPIKE_") {
+        if name.starts_with("GGML_") || name.starts_with("LLAMA_") {
             command.env_remove(name);
         }
     }
@@ -102,7 +102,11 @@ pub fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
         let mut cc = Command::new("cc");
         cc.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror"]).args(flags).arg("-o").arg(&output).arg(&source);
         cc.arg("-I").arg(headers.join("include")).arg("-I").arg(headers.join("ggml/include"));
-        cc.arg("-L").arg(bin).arg(format!("-Wl,-rpath,{}", bin.display())).args(["-lllama", "-lggml", "-lggml-base"]);
+        cc.arg("-Wl,--as-needed").arg("-L").arg(bin).arg(format!("-Wl,-rpath,{}", bin.display())).args([
+            "-lllama",
+            "-lggml",
+            "-lggml-base",
+        ]);
         process::run(&mut cc, Duration::from_secs(60)).success();
     }
     output

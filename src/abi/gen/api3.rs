@@ -559,15 +559,8 @@ pub type fn_ggml_backend_reg_count = ::core::option::Option<unsafe extern "C" fn
 pub type fn_ggml_backend_reg_get = ::core::option::Option<unsafe extern "C" fn(index: usize) -> ggml_backend_reg_t>;
 pub type fn_ggml_backend_dev_count = ::core::option::Option<unsafe extern "C" fn() -> usize>;
 pub type fn_ggml_backend_dev_get = ::core::option::Option<unsafe extern "C" fn(index: usize) -> ggml_backend_dev_t>;
-pub type fn_ggml_backend_dev_by_name =
-    ::core::option::Option<unsafe extern "C" fn(name: *const ::core::ffi::c_char) -> ggml_backend_dev_t>;
-pub type fn_ggml_backend_dev_by_type =
-    ::core::option::Option<unsafe extern "C" fn(type_: ggml_backend_dev_type) -> ggml_backend_dev_t>;
 pub type fn_ggml_backend_reg_name =
     ::core::option::Option<unsafe extern "C" fn(reg: ggml_backend_reg_t) -> *const ::core::ffi::c_char>;
-pub type fn_ggml_backend_reg_dev_count = ::core::option::Option<unsafe extern "C" fn(reg: ggml_backend_reg_t) -> usize>;
-pub type fn_ggml_backend_reg_dev_get =
-    ::core::option::Option<unsafe extern "C" fn(reg: ggml_backend_reg_t, index: usize) -> ggml_backend_dev_t>;
 pub type fn_ggml_backend_reg_get_proc_address = ::core::option::Option<
     unsafe extern "C" fn(reg: ggml_backend_reg_t, name: *const ::core::ffi::c_char) -> *mut ::core::ffi::c_void,
 >;
@@ -592,10 +585,6 @@ pub type fn_ggml_backend_dev_host_buffer_type =
     ::core::option::Option<unsafe extern "C" fn(device: ggml_backend_dev_t) -> ggml_backend_buffer_type_t>;
 pub type fn_ggml_backend_dev_supports_op =
     ::core::option::Option<unsafe extern "C" fn(device: ggml_backend_dev_t, op: *const ggml_tensor) -> bool>;
-pub type fn_ggml_backend_dev_supports_buft =
-    ::core::option::Option<unsafe extern "C" fn(device: ggml_backend_dev_t, buft: ggml_backend_buffer_type_t) -> bool>;
-pub type fn_ggml_backend_buft_name =
-    ::core::option::Option<unsafe extern "C" fn(buft: ggml_backend_buffer_type_t) -> *const ::core::ffi::c_char>;
 pub type fn_ggml_backend_buft_alloc_buffer = ::core::option::Option<
     unsafe extern "C" fn(buft: ggml_backend_buffer_type_t, size: usize) -> ggml_backend_buffer_t,
 >;
@@ -605,10 +594,6 @@ pub type fn_ggml_backend_buft_get_max_size =
     ::core::option::Option<unsafe extern "C" fn(buft: ggml_backend_buffer_type_t) -> usize>;
 pub type fn_ggml_backend_buft_get_alloc_size =
     ::core::option::Option<unsafe extern "C" fn(buft: ggml_backend_buffer_type_t, tensor: *const ggml_tensor) -> usize>;
-pub type fn_ggml_backend_buft_is_host =
-    ::core::option::Option<unsafe extern "C" fn(buft: ggml_backend_buffer_type_t) -> bool>;
-pub type fn_ggml_backend_buft_get_device =
-    ::core::option::Option<unsafe extern "C" fn(buft: ggml_backend_buffer_type_t) -> ggml_backend_dev_t>;
 pub type fn_ggml_backend_cpu_buffer_type = ::core::option::Option<unsafe extern "C" fn() -> ggml_backend_buffer_type_t>;
 pub type fn_ggml_backend_buffer_init = ::core::option::Option<
     unsafe extern "C" fn(
@@ -623,15 +608,8 @@ pub type fn_ggml_backend_buffer_get_base =
     ::core::option::Option<unsafe extern "C" fn(buffer: ggml_backend_buffer_t) -> *mut ::core::ffi::c_void>;
 pub type fn_ggml_backend_buffer_get_size =
     ::core::option::Option<unsafe extern "C" fn(buffer: ggml_backend_buffer_t) -> usize>;
-pub type fn_ggml_backend_buffer_init_tensor = ::core::option::Option<
-    unsafe extern "C" fn(buffer: ggml_backend_buffer_t, tensor: *mut ggml_tensor) -> ggml_status,
->;
-pub type fn_ggml_backend_buffer_get_alloc_size =
-    ::core::option::Option<unsafe extern "C" fn(buffer: ggml_backend_buffer_t, tensor: *const ggml_tensor) -> usize>;
 pub type fn_ggml_backend_buffer_clear =
     ::core::option::Option<unsafe extern "C" fn(buffer: ggml_backend_buffer_t, value: u8)>;
-pub type fn_ggml_backend_buffer_is_host =
-    ::core::option::Option<unsafe extern "C" fn(buffer: ggml_backend_buffer_t) -> bool>;
 pub type fn_ggml_backend_buffer_set_usage =
     ::core::option::Option<unsafe extern "C" fn(buffer: ggml_backend_buffer_t, usage: ggml_backend_buffer_usage)>;
 pub type fn_ggml_backend_buffer_get_usage =
@@ -639,8 +617,6 @@ pub type fn_ggml_backend_buffer_get_usage =
 pub type fn_ggml_backend_buffer_get_type =
     ::core::option::Option<unsafe extern "C" fn(buffer: ggml_backend_buffer_t) -> ggml_backend_buffer_type_t>;
 pub type fn_ggml_backend_buffer_reset = ::core::option::Option<unsafe extern "C" fn(buffer: ggml_backend_buffer_t)>;
-pub type fn_ggml_backend_view_init =
-    ::core::option::Option<unsafe extern "C" fn(tensor: *mut ggml_tensor) -> ggml_status>;
 pub type fn_ggml_backend_tensor_set = ::core::option::Option<
     unsafe extern "C" fn(tensor: *mut ggml_tensor, data: *const ::core::ffi::c_void, offset: usize, size: usize),
 >;
@@ -691,14 +667,10 @@ pub type fn_ggml_backend_tensor_get_async = ::core::option::Option<
 >;
 pub type fn_ggml_backend_buffer_copy_tensor =
     ::core::option::Option<unsafe extern "C" fn(src: *const ggml_tensor, dst: *mut ggml_tensor) -> bool>;
-pub type fn_ggml_backend_name =
-    ::core::option::Option<unsafe extern "C" fn(backend: ggml_backend_t) -> *const ::core::ffi::c_char>;
 pub type fn_ggml_backend_free = ::core::option::Option<unsafe extern "C" fn(backend: ggml_backend_t)>;
 pub type fn_ggml_backend_synchronize = ::core::option::Option<unsafe extern "C" fn(backend: ggml_backend_t)>;
 pub type fn_ggml_backend_graph_compute_async =
     ::core::option::Option<unsafe extern "C" fn(backend: ggml_backend_t, cgraph: *mut ggml_cgraph) -> ggml_status>;
-pub type fn_ggml_backend_get_device =
-    ::core::option::Option<unsafe extern "C" fn(backend: ggml_backend_t) -> ggml_backend_dev_t>;
 pub type fn_ggml_backend_event_new =
     ::core::option::Option<unsafe extern "C" fn(device: ggml_backend_dev_t) -> ggml_backend_event_t>;
 pub type fn_ggml_backend_event_free = ::core::option::Option<unsafe extern "C" fn(event: ggml_backend_event_t)>;
@@ -710,12 +682,9 @@ pub type fn_ggml_backend_event_wait =
 pub type fn_ggml_op_name = ::core::option::Option<unsafe extern "C" fn(op: ggml_op) -> *const ::core::ffi::c_char>;
 pub type fn_ggml_type_name =
     ::core::option::Option<unsafe extern "C" fn(type_: ggml_type) -> *const ::core::ffi::c_char>;
-pub type fn_ggml_type_size = ::core::option::Option<unsafe extern "C" fn(type_: ggml_type) -> usize>;
-pub type fn_ggml_blck_size = ::core::option::Option<unsafe extern "C" fn(type_: ggml_type) -> i64>;
 pub type fn_ggml_row_size = ::core::option::Option<unsafe extern "C" fn(type_: ggml_type, ne: i64) -> usize>;
 pub type fn_ggml_is_quantized = ::core::option::Option<unsafe extern "C" fn(type_: ggml_type) -> bool>;
 pub type fn_ggml_nbytes = ::core::option::Option<unsafe extern "C" fn(tensor: *const ggml_tensor) -> usize>;
-pub type fn_ggml_nelements = ::core::option::Option<unsafe extern "C" fn(tensor: *const ggml_tensor) -> i64>;
 pub type fn_ggml_tensor_overhead = ::core::option::Option<unsafe extern "C" fn() -> usize>;
 pub type fn_ggml_get_name =
     ::core::option::Option<unsafe extern "C" fn(tensor: *const ggml_tensor) -> *const ::core::ffi::c_char>;

@@ -10,7 +10,7 @@ use super::super::gen_api3 as api3;
 use super::super::graph::Graph;
 use super::super::handle::{self, Kind, NotOurs};
 use super::super::host::host;
-use super::super::layout::Words;
+use super::super::layout::{Words, field};
 use super::super::tensor::Tensor;
 use super::{behind, event, put};
 use crate::backend::{Backend, BackendError};
@@ -105,20 +105,24 @@ unsafe extern "C" fn get_name(backend: *mut api3::ggml_backend) -> *const c_char
 }
 
 unsafe extern "C" fn free(backend: *mut api3::ggml_backend) {
-    guard(Slot::BackendFree, || (), || {
-        // SAFETY: as in `get_name`.
-        unsafe { of(backend) }?;
-        let layout = host().layout;
-        // SAFETY: `of` proved that `make` made the object, so its context lies there.
-        let context = unsafe { backend.byte_add(layout.backend.context).cast::<*mut c_void>().read() };
-        // SAFETY: the host frees a backend once and uses it no more.
-        drop(unsafe { handle::free::<Backend>(context) }?);
-        let words = layout.backend.size.div_ceil(size_of::<usize>());
-        let object = core::ptr::slice_from_raw_parts_mut(backend.cast::<usize>(), words);
-        // SAFETY: `make` leaked exactly this boxed slice.
-        drop(unsafe { Box::from_raw(object) });
-        Ok::<_, NotOurs>(())
-    });
+    guard(
+        Slot::BackendFree,
+        || (),
+        || {
+            // SAFETY: as in `get_name`.
+            unsafe { of(backend) }?;
+            let layout = host().layout;
+            // SAFETY: `of` proved that `make` made the object, so its context lies there.
+            let context = unsafe { field::<*mut c_void>(backend.cast(), layout.backend.context) };
+            // SAFETY: the host frees a backend once and uses it no more.
+            drop(unsafe { handle::free::<Backend>(context) }?);
+            let words = layout.backend.size.div_ceil(size_of::<usize>());
+            let object = core::ptr::slice_from_raw_parts_mut(backend.cast::<usize>(), words);
+            // SAFETY: `make` leaked exactly this boxed slice.
+            drop(unsafe { Box::from_raw(object) });
+            Ok::<_, NotOurs>(())
+        },
+    );
 }
 
 /// The buffer and address of part of a tensor in device memory.
@@ -190,22 +194,26 @@ unsafe extern "C" fn cpy_tensor_async(
     src: *const api3::ggml_tensor,
     dst: *mut api3::ggml_tensor,
 ) -> bool {
-    guard(Slot::BackendCpyTensorAsync, || false, || {
-        // SAFETY: as in `get_name`: the slot of the target is called.
-        let target = unsafe { of(backend_dst) }?;
-        // SAFETY: the host passes a live backend of any kind.
-        if !unsafe { is_ours(backend_src) } {
-            return Ok(false);
-        }
-        // SAFETY: the identity says that it is one of ours.
-        let source = unsafe { of(backend_src) }?;
-        // SAFETY: the host passes tensors that are valid during the call.
-        let pair = (unsafe { Tensor::new(src) }, unsafe { Tensor::new(dst) });
-        Ok::<_, NotOurs>(match pair {
-            (Some(from), Some(to)) => target.copy_async(source, from, to),
-            _ => false,
-        })
-    })
+    guard(
+        Slot::BackendCpyTensorAsync,
+        || false,
+        || {
+            // SAFETY: as in `get_name`: the slot of the target is called.
+            let target = unsafe { of(backend_dst) }?;
+            // SAFETY: the host passes a live backend of any kind.
+            if !unsafe { is_ours(backend_src) } {
+                return Ok(false);
+            }
+            // SAFETY: the identity says that it is one of ours.
+            let source = unsafe { of(backend_src) }?;
+            // SAFETY: the host passes tensors that are valid during the call.
+            let pair = (unsafe { Tensor::new(src) }, unsafe { Tensor::new(dst) });
+            Ok::<_, NotOurs>(match pair {
+                (Some(from), Some(to)) => target.copy_async(source, from, to),
+                _ => false,
+            })
+        },
+    )
 }
 
 /// Whether a backend of the host is one of ours.
@@ -217,7 +225,7 @@ unsafe fn is_ours(backend: *mut api3::ggml_backend) -> bool {
         return false;
     }
     // SAFETY: the identity lies inside a backend of this layout.
-    let guid = unsafe { backend.byte_add(host().layout.backend_guid).cast::<*const [u8; 16]>().read() };
+    let guid = unsafe { field::<*const [u8; 16]>(backend.cast(), host().layout.backend_guid) };
     core::ptr::eq(guid, &raw const GUID)
 }
 
@@ -234,18 +242,22 @@ unsafe extern "C" fn graph_compute(
     backend: *mut api3::ggml_backend,
     cgraph: *mut api3::ggml_cgraph,
 ) -> api3::ggml_status {
-    guard(Slot::BackendGraphCompute, || api3::GGML_STATUS_FAILED, || {
-        // SAFETY: as in `get_name`.
-        let backend = unsafe { of(backend) }?;
-        // SAFETY: the host passes a graph that it does not touch during the call.
-        let Some(graph) = (unsafe { Graph::new(cgraph) }) else {
-            return Ok::<_, NotOurs>(api3::GGML_STATUS_FAILED);
-        };
-        Ok(match backend.compute(graph) {
-            Ok(status) => status.0,
-            Err(error) => failed(&error),
-        })
-    })
+    guard(
+        Slot::BackendGraphCompute,
+        || api3::GGML_STATUS_FAILED,
+        || {
+            // SAFETY: as in `get_name`.
+            let backend = unsafe { of(backend) }?;
+            // SAFETY: the host passes a graph that it does not touch during the call.
+            let Some(graph) = (unsafe { Graph::new(cgraph) }) else {
+                return Ok::<_, NotOurs>(api3::GGML_STATUS_FAILED);
+            };
+            Ok(match backend.compute(graph) {
+                Ok(status) => status.0,
+                Err(error) => failed(&error),
+            })
+        },
+    )
 }
 
 /// Reports why a graph failed; the host gets the status that upstream defines for it.

@@ -4,14 +4,13 @@
 //! read-back leaves zeros, never what happened to lie there.
 
 use core::ffi::c_void;
-use core::ptr::NonNull;
 
 use super::super::boundary::{Slot, guard};
 use super::super::gen_api3 as api3;
 use super::super::handle::{self, Kind, NotOurs};
 use super::super::host::host;
-use super::super::inner;
-use super::super::layout::Words;
+use super::super::inner::{self, Rows};
+use super::super::layout::{Words, field};
 use super::super::tensor::{BufferTypeKey, Tensor};
 use super::{behind, buffer_type, put, reg};
 use crate::buffer::{Buffer, BufferError, Place};
@@ -39,9 +38,9 @@ pub(super) fn make(
 ) -> *mut api3::ggml_backend_buffer {
     let host = host();
     let (shape, slots) = (&host.layout.buffer, &host.layout.buffer_slots);
-    let mut table = Words::zeroed(slots.size);
+    let mut table = Words::zeroed(shape.iface_size);
     // The table goes by value, so its slots are at their own offsets, not behind the object's.
-    let alone = super::ObjectShape { size: slots.size, iface: 0, owner: None, context: shape.context };
+    let alone = super::ObjectShape { iface: 0, ..*shape };
     put!(table, alone, slots.free_buffer, free_buffer);
     put!(table, alone, slots.get_base, get_base);
     put!(table, alone, slots.init_tensor, init_tensor);
@@ -149,17 +148,20 @@ unsafe fn given<'a>(tensor: *const api3::ggml_tensor) -> Result<Tensor<'a>, Acce
 }
 
 unsafe extern "C" fn free_buffer(buffer: *mut api3::ggml_backend_buffer) {
-    guard(Slot::BufferFreeBuffer, || (), || {
-        let context = match NonNull::new(buffer) {
-            // SAFETY: the context lies inside a buffer of this layout.
-            Some(buffer) => unsafe { buffer.byte_add(host().layout.buffer.context).cast::<*mut c_void>().read() },
-            None => core::ptr::null_mut(),
-        };
-        // SAFETY: the host frees a buffer once and uses it no more.
-        let memory = unsafe { handle::free::<Buffer>(context) }?;
-        memory.device().bump_layout_epoch();
-        Ok::<_, NotOurs>(())
-    });
+    guard(
+        Slot::BufferFreeBuffer,
+        || (),
+        || {
+            // SAFETY: as in `get_base`; null and foreign buffers are refused here.
+            unsafe { of(buffer) }?;
+            // SAFETY: `of` read the same field.
+            let context = unsafe { field(buffer.cast(), host().layout.buffer.context) };
+            // SAFETY: the host frees a buffer once and uses it no more.
+            let memory = unsafe { handle::free::<Buffer>(context) }?;
+            memory.device().bump_layout_epoch();
+            Ok::<_, NotOurs>(())
+        },
+    );
 }
 
 unsafe extern "C" fn get_base(buffer: *mut api3::ggml_backend_buffer) -> *mut c_void {
@@ -179,21 +181,25 @@ unsafe extern "C" fn init_tensor(
     buffer: *mut api3::ggml_backend_buffer,
     tensor: *mut api3::ggml_tensor,
 ) -> api3::ggml_status {
-    guard(Slot::BufferInitTensor, || api3::GGML_STATUS_FAILED, || {
-        // SAFETY: as in `get_base`.
-        let memory = unsafe { of(buffer) }?;
-        // SAFETY: the host passes a tensor that is valid during the call.
-        let tensor = unsafe { given(tensor) }?;
-        let api = &host().api;
-        // SAFETY: a live buffer.
-        let usage = unsafe { (api.ggml_backend_buffer_get_usage)(buffer) };
-        // SAFETY: as above.
-        let type_ = unsafe { (api.ggml_backend_buffer_get_type)(buffer) };
-        // SAFETY: the type of a buffer of ours is ours.
-        let role = unsafe { buffer_type::of(type_) }?.role;
-        memory.init_tensor(tensor, role, usage == api3::GGML_BACKEND_BUFFER_USAGE_COMPUTE)?;
-        Ok::<_, AccessError>(api3::GGML_STATUS_SUCCESS)
-    })
+    guard(
+        Slot::BufferInitTensor,
+        || api3::GGML_STATUS_FAILED,
+        || {
+            // SAFETY: as in `get_base`.
+            let memory = unsafe { of(buffer) }?;
+            // SAFETY: the host passes a tensor that is valid during the call.
+            let tensor = unsafe { given(tensor) }?;
+            let api = &host().api;
+            // SAFETY: a live buffer.
+            let usage = unsafe { (api.ggml_backend_buffer_get_usage)(buffer) };
+            // SAFETY: as above.
+            let type_ = unsafe { (api.ggml_backend_buffer_get_type)(buffer) };
+            // SAFETY: the type of a buffer of ours is ours.
+            let role = unsafe { buffer_type::of(type_) }?.role;
+            memory.init_tensor(tensor, role, usage == api3::GGML_BACKEND_BUFFER_USAGE_COMPUTE)?;
+            Ok::<_, AccessError>(api3::GGML_STATUS_SUCCESS)
+        },
+    )
 }
 
 unsafe extern "C" fn memset_tensor(
@@ -204,14 +210,18 @@ unsafe extern "C" fn memset_tensor(
     size: usize,
 ) {
     // SAFETY: as in `get_base`.
-    guard(Slot::BufferMemsetTensor, || unsafe { poison(buffer) }, || {
-        // SAFETY: as in `get_base`.
-        let memory = unsafe { of(buffer) }?;
-        // SAFETY: as in `init_tensor`.
-        let place = memory.place(unsafe { given(tensor) }?, offset, size)?;
-        memory.fill(place, value);
-        Ok::<_, AccessError>(())
-    });
+    guard(
+        Slot::BufferMemsetTensor,
+        || unsafe { poison(buffer) },
+        || {
+            // SAFETY: as in `get_base`.
+            let memory = unsafe { of(buffer) }?;
+            // SAFETY: as in `init_tensor`.
+            let place = memory.place(unsafe { given(tensor) }?, offset, size)?;
+            memory.fill(place, value);
+            Ok::<_, AccessError>(())
+        },
+    );
 }
 
 unsafe extern "C" fn set_tensor(
@@ -222,15 +232,19 @@ unsafe extern "C" fn set_tensor(
     size: usize,
 ) {
     // SAFETY: as in `get_base`.
-    guard(Slot::BufferSetTensor, || unsafe { poison(buffer) }, || {
-        // SAFETY: as in `get_base`.
-        let memory = unsafe { of(buffer) }?;
-        // SAFETY: as in `init_tensor`.
-        let place = memory.place(unsafe { given(tensor) }?, offset, size)?;
-        // SAFETY: the host passes `size` readable bytes.
-        unsafe { write(memory, place, data) };
-        Ok::<_, AccessError>(())
-    });
+    guard(
+        Slot::BufferSetTensor,
+        || unsafe { poison(buffer) },
+        || {
+            // SAFETY: as in `get_base`.
+            let memory = unsafe { of(buffer) }?;
+            // SAFETY: as in `init_tensor`.
+            let place = memory.place(unsafe { given(tensor) }?, offset, size)?;
+            // SAFETY: the host passes `size` readable bytes.
+            unsafe { write(memory, place, data) };
+            Ok::<_, AccessError>(())
+        },
+    );
 }
 
 unsafe extern "C" fn get_tensor(
@@ -268,26 +282,12 @@ unsafe fn zero(data: *mut c_void, size: usize) {
     }
 }
 
-/// Rows of `size` bytes: row `i` lies at `offset + i * stride_tensor` of the tensor and `i * stride_data` of the host.
-#[derive(Clone, Copy)]
-struct Rows {
-    offset: usize,
-    size: usize,
-    copies: usize,
-    stride_tensor: usize,
-    stride_data: usize,
-}
-
-impl Rows {
-    /// The place of each row and its offset in the host's memory, all checked before the first is touched.
-    fn places(&self, memory: &Buffer, tensor: Tensor<'_>) -> Result<Vec<(Place, usize)>, AccessError> {
-        (0..self.copies)
-            .map(|row| {
-                let offset = self.offset.saturating_add(row.saturating_mul(self.stride_tensor));
-                Ok((memory.place(tensor, offset, self.size)?, row.wrapping_mul(self.stride_data)))
-            })
-            .collect()
+/// Rows that the host names, and the place of all of them together, checked before the first is touched; `None` without any.
+fn rows_of(memory: &Buffer, tensor: Tensor<'_>, offset: usize, rows: Rows) -> Result<Option<Place>, AccessError> {
+    if rows.count == 0 || rows.size == 0 {
+        return Ok(None);
     }
+    Ok(Some(memory.place(tensor, offset, rows.extent())?))
 }
 
 unsafe extern "C" fn set_tensor_2d(
@@ -301,18 +301,29 @@ unsafe extern "C" fn set_tensor_2d(
     stride_data: usize,
 ) {
     // SAFETY: as in `get_base`.
-    guard(Slot::BufferSetTensor2d, || unsafe { poison(buffer) }, || {
-        // SAFETY: as in `get_base`.
-        let memory = unsafe { of(buffer) }?;
-        // SAFETY: as in `init_tensor`.
-        let tensor = unsafe { given(tensor) }?;
-        let rows = Rows { offset, size, copies, stride_tensor, stride_data };
-        for (place, source) in rows.places(memory, tensor)? {
-            // SAFETY: the host passes rows of `size` readable bytes, `stride_data` apart.
-            unsafe { write(memory, place, data.wrapping_byte_add(source)) };
-        }
-        Ok::<_, AccessError>(())
-    });
+    guard(
+        Slot::BufferSetTensor2d,
+        || unsafe { poison(buffer) },
+        || {
+            // SAFETY: as in `get_base`.
+            let memory = unsafe { of(buffer) }?;
+            // SAFETY: as in `init_tensor`.
+            let tensor = unsafe { given(tensor) }?;
+            let rows = Rows { size, count: copies, stride: stride_tensor, stride_other: stride_data };
+            let Some(all) = rows_of(memory, tensor, offset, rows)? else { return Ok(()) };
+            if let Some(inner) = memory.inner() {
+                // SAFETY: the host passes rows of `size` readable bytes, `stride_data` apart; the target was checked.
+                unsafe { inner.write_rows(all.address, data, rows) };
+            } else if let Some(memory) = memory.host() {
+                for row in 0..copies {
+                    let source = data.wrapping_byte_add(row * stride_data);
+                    // SAFETY: as above.
+                    unsafe { memory.write(all.address + row * stride_tensor, source, size) };
+                }
+            }
+            Ok::<_, AccessError>(())
+        },
+    );
 }
 
 unsafe extern "C" fn get_tensor_2d(
@@ -338,10 +349,17 @@ unsafe extern "C" fn get_tensor_2d(
         let memory = unsafe { of(buffer) }?;
         // SAFETY: as in `init_tensor`.
         let tensor = unsafe { given(tensor) }?;
-        let rows = Rows { offset, size, copies, stride_tensor, stride_data };
-        for (place, target) in rows.places(memory, tensor)? {
-            // SAFETY: the host passes rows of `size` writable bytes, `stride_data` apart.
-            unsafe { read(memory, place, data.wrapping_byte_add(target)) };
+        let rows = Rows { size, count: copies, stride: stride_tensor, stride_other: stride_data };
+        let Some(all) = rows_of(memory, tensor, offset, rows)? else { return Ok(()) };
+        if let Some(inner) = memory.inner() {
+            // SAFETY: the host passes rows of `size` writable bytes, `stride_data` apart; the source was checked.
+            unsafe { inner.read_rows(all.address, data, rows) };
+        } else if let Some(memory) = memory.host() {
+            for row in 0..copies {
+                let target = data.wrapping_byte_add(row * stride_data);
+                // SAFETY: as above.
+                unsafe { memory.read(all.address + row * stride_tensor, target, size) };
+            }
         }
         Ok::<_, AccessError>(())
     });
@@ -353,17 +371,21 @@ unsafe extern "C" fn cpy_tensor(
     src: *const api3::ggml_tensor,
     dst: *mut api3::ggml_tensor,
 ) -> bool {
-    guard(Slot::BufferCpyTensor, || false, || {
-        // SAFETY: as in `get_base`.
-        let memory = unsafe { of(buffer) }?;
-        // SAFETY: as in `init_tensor`.
-        let (source, target) = (unsafe { given(src) }?, unsafe { given(dst) }?);
-        let from = source.our_buffer().and_then(Buffer::inner);
-        Ok::<_, AccessError>(match (from, memory.inner()) {
-            (Some(from), Some(to)) => inner::Buffer::copy((from, source), (to, target)),
-            _ => false,
-        })
-    })
+    guard(
+        Slot::BufferCpyTensor,
+        || false,
+        || {
+            // SAFETY: as in `get_base`.
+            let memory = unsafe { of(buffer) }?;
+            // SAFETY: as in `init_tensor`.
+            let (source, target) = (unsafe { given(src) }?, unsafe { given(dst) }?);
+            let from = source.our_buffer().and_then(Buffer::inner);
+            Ok::<_, AccessError>(match (from, memory.inner()) {
+                (Some(from), Some(to)) => inner::Buffer::copy((from, source), (to, target)),
+                _ => false,
+            })
+        },
+    )
 }
 
 unsafe extern "C" fn clear(buffer: *mut api3::ggml_backend_buffer, value: u8) {
@@ -373,11 +395,15 @@ unsafe extern "C" fn clear(buffer: *mut api3::ggml_backend_buffer, value: u8) {
 
 unsafe extern "C" fn reset(buffer: *mut api3::ggml_backend_buffer) {
     // SAFETY: as in `get_base`.
-    guard(Slot::BufferReset, || unsafe { poison(buffer) }, || {
-        // SAFETY: as in `get_base`.
-        let memory = unsafe { of(buffer) }?;
-        memory.reset();
-        memory.device().bump_layout_epoch();
-        Ok::<_, NotOurs>(())
-    });
+    guard(
+        Slot::BufferReset,
+        || unsafe { poison(buffer) },
+        || {
+            // SAFETY: as in `get_base`.
+            let memory = unsafe { of(buffer) }?;
+            memory.reset();
+            memory.device().bump_layout_epoch();
+            Ok::<_, NotOurs>(())
+        },
+    );
 }

@@ -94,14 +94,18 @@ unsafe extern "C" fn get_alignment(buft: *mut api3::ggml_backend_buffer_type) ->
 
 /// Upstream's default: no limit.
 unsafe extern "C" fn get_max_size(buft: *mut api3::ggml_backend_buffer_type) -> usize {
-    guard(Slot::BufferTypeGetMaxSize, || usize::MAX, || {
-        // SAFETY: as in `get_name`.
-        let type_ = unsafe { of(buft) }?;
-        Ok::<_, NotOurs>(match type_.role {
-            Role::Default => type_.device.inner_buffer_type.max_size(),
-            Role::Experts => usize::MAX,
-        })
-    })
+    guard(
+        Slot::BufferTypeGetMaxSize,
+        || usize::MAX,
+        || {
+            // SAFETY: as in `get_name`.
+            let type_ = unsafe { of(buft) }?;
+            Ok::<_, NotOurs>(match type_.role {
+                Role::Default => type_.device.inner_buffer_type.max_size(),
+                Role::Experts => usize::MAX,
+            })
+        },
+    )
 }
 
 /// Upstream's default: the bytes of the tensor.
@@ -111,11 +115,15 @@ unsafe extern "C" fn get_alloc_size(
 ) -> usize {
     // SAFETY: the host passes a tensor that is valid during the call.
     let tensor = unsafe { Tensor::new(tensor) };
-    guard(Slot::BufferTypeGetAllocSize, || tensor.map_or(0, |tensor| tensor.bytes()), || {
-        // SAFETY: as in `get_name`.
-        let type_ = unsafe { of(buft) }?;
-        Ok::<_, NotOurs>(tensor.map_or(0, |tensor| alloc_size(type_.device, type_.role, tensor)))
-    })
+    guard(
+        Slot::BufferTypeGetAllocSize,
+        || tensor.map_or(0, |tensor| tensor.bytes()),
+        || {
+            // SAFETY: as in `get_name`.
+            let type_ = unsafe { of(buft) }?;
+            Ok::<_, NotOurs>(tensor.map_or(0, |tensor| alloc_size(type_.device, type_.role, tensor)))
+        },
+    )
 }
 
 unsafe extern "C" fn get_alloc_size_n(
@@ -125,11 +133,15 @@ unsafe extern "C" fn get_alloc_size_n(
 ) -> usize {
     // SAFETY: the host passes a list of valid tensors.
     let list = unsafe { tensor::list(tensors, n_tensors) };
-    guard(Slot::BufferTypeGetAllocSizeN, || list.iter().map(Tensor::bytes).sum(), || {
-        // SAFETY: as in `get_name`.
-        let type_ = unsafe { of(buft) }?;
-        Ok::<_, NotOurs>(alloc_size_all(type_.device, type_.role, &list))
-    })
+    guard(
+        Slot::BufferTypeGetAllocSizeN,
+        || list.iter().map(Tensor::bytes).sum(),
+        || {
+            // SAFETY: as in `get_name`.
+            let type_ = unsafe { of(buft) }?;
+            Ok::<_, NotOurs>(alloc_size_all(type_.device, type_.role, &list))
+        },
+    )
 }
 
 /// Expert weights can be read by any code that reads host memory; the rest belongs to the inner device.

@@ -204,23 +204,31 @@ unsafe extern "C" fn get_host_buffer_type(dev: *mut api3::ggml_backend_device) -
 }
 
 unsafe extern "C" fn supports_op(dev: *mut api3::ggml_backend_device, op: *const api3::ggml_tensor) -> bool {
-    guard(Slot::DeviceSupportsOp, || false, || {
-        // SAFETY: as in `get_name`.
-        let object = unsafe { of(dev) }?;
-        // SAFETY: the host passes a node that is valid during the call.
-        let node = unsafe { Tensor::new(op) };
-        Ok::<_, NotOurs>(node.is_some_and(|node| object.device.supports_op(node, object.types)))
-    })
+    guard(
+        Slot::DeviceSupportsOp,
+        || false,
+        || {
+            // SAFETY: as in `get_name`.
+            let object = unsafe { of(dev) }?;
+            // SAFETY: the host passes a node that is valid during the call.
+            let node = unsafe { Tensor::new(op) };
+            Ok::<_, NotOurs>(node.is_some_and(|node| object.device.supports_op(node, object.types)))
+        },
+    )
 }
 
 unsafe extern "C" fn supports_buft(
     dev: *mut api3::ggml_backend_device,
     buft: *mut api3::ggml_backend_buffer_type,
 ) -> bool {
-    guard(Slot::DeviceSupportsBuft, || false, || {
-        // SAFETY: as in `get_name`.
-        let types = unsafe { of(dev) }?.types;
-        let asked = BufferTypeKey(buft.addr());
-        Ok::<_, NotOurs>(types.default == asked || types.experts == Some(asked))
-    })
+    guard(
+        Slot::DeviceSupportsBuft,
+        || false,
+        || {
+            // SAFETY: as in `get_name`.
+            let types = unsafe { of(dev) }?.types;
+            let asked = BufferTypeKey(buft.addr());
+            Ok::<_, NotOurs>(types.default == asked || types.experts == Some(asked))
+        },
+    )
 }

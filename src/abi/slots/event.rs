@@ -41,20 +41,21 @@ pub(super) unsafe extern "C" fn new(dev: *mut api3::ggml_backend_device) -> *mut
 }
 
 pub(super) unsafe extern "C" fn free(_dev: *mut api3::ggml_backend_device, event: *mut api3::ggml_backend_event) {
-    guard(Slot::DeviceEventFree, || (), || {
-        // SAFETY: the host passes a live event of ours.
-        unsafe { of(event) }?;
-        // SAFETY: `of` proved that `new` made it; the host gives up its only use.
-        let event = unsafe { Box::from_raw(event) };
-        // SAFETY: as above.
-        unsafe { handle::free::<Event>(event.context) }.map(drop)
-    });
+    guard(
+        Slot::DeviceEventFree,
+        || (),
+        || {
+            // SAFETY: the host passes a live event of ours.
+            unsafe { of(event) }?;
+            // SAFETY: `of` proved that `new` made it; the host gives up its only use.
+            let event = unsafe { Box::from_raw(event) };
+            // SAFETY: as above.
+            unsafe { handle::free::<Event>(event.context) }.map(drop)
+        },
+    );
 }
 
-pub(super) unsafe extern "C" fn synchronize(
-    dev: *mut api3::ggml_backend_device,
-    event: *mut api3::ggml_backend_event,
-) {
+pub(super) unsafe extern "C" fn synchronize(dev: *mut api3::ggml_backend_device, event: *mut api3::ggml_backend_event) {
     let poison = || {
         // SAFETY: the host passes a device to a device's slot.
         if let Ok(object) = unsafe { device::of(dev) } {

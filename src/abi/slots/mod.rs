@@ -14,10 +14,9 @@ mod procs;
 pub(crate) mod reg;
 
 use core::ffi::c_void;
-use core::ptr::NonNull;
 
 use super::handle::{self, Kind, NotOurs};
-use super::layout::{ObjectShape, Words};
+use super::layout::{ObjectShape, Words, field};
 
 /// Stores a slot function where the layout has a place for it.
 macro_rules! put {
@@ -34,10 +33,11 @@ pub(super) use put;
 /// # Safety
 /// `object` is null or an object of the host with this shape, alive during `'a`.
 unsafe fn behind<'a, T: Kind>(object: *mut c_void, shape: &ObjectShape) -> Result<&'a T, NotOurs> {
-    let context = match NonNull::new(object) {
+    let context = if object.is_null() {
+        object
+    } else {
         // SAFETY: the context lies inside an object of this shape.
-        Some(object) => unsafe { object.byte_add(shape.context).cast::<*mut c_void>().read() },
-        None => core::ptr::null_mut(),
+        unsafe { field(object, shape.context) }
     };
     // SAFETY: an object that the host passes to our slot carries our handle, or none (a buffer of no bytes).
     unsafe { handle::get(context) }

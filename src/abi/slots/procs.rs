@@ -35,12 +35,16 @@ unsafe extern "C" fn get_extra_bufts(dev: *mut api3::ggml_backend_device) -> *mu
 
 /// The host's thread count, for an inner device that computes with threads: results depend on it.
 unsafe extern "C" fn set_n_threads(backend: *mut api3::ggml_backend, threads: c_int) {
-    guard(Slot::ProcSetNThreads, || (), || {
-        // SAFETY: the host passes a backend of the reg that gave the function.
-        let backend = unsafe { backend::of(backend) }?;
-        backend.inner.set_threads(&backend.device.inner, threads);
-        Ok::<_, NotOurs>(())
-    });
+    guard(
+        Slot::ProcSetNThreads,
+        || (),
+        || {
+            // SAFETY: the host passes a backend of the reg that gave the function.
+            let backend = unsafe { backend::of(backend) }?;
+            backend.inner.set_threads(&backend.device.inner, threads);
+            Ok::<_, NotOurs>(())
+        },
+    );
 }
 
 unsafe extern "C" fn set_abort_callback(
@@ -48,13 +52,17 @@ unsafe extern "C" fn set_abort_callback(
     callback: api3::ggml_abort_callback,
     data: *mut c_void,
 ) {
-    guard(Slot::ProcSetAbortCallback, || (), || {
-        // SAFETY: as in `set_n_threads`.
-        let backend = unsafe { backend::of(backend) }?;
-        // SAFETY: the host's own pair, passed on as it is.
-        unsafe { backend.inner.set_abort(&backend.device.inner, callback, data) };
-        Ok::<_, NotOurs>(())
-    });
+    guard(
+        Slot::ProcSetAbortCallback,
+        || (),
+        || {
+            // SAFETY: as in `set_n_threads`.
+            let backend = unsafe { backend::of(backend) }?;
+            // SAFETY: the host's own pair, passed on as it is.
+            unsafe { backend.inner.set_abort(&backend.device.inner, callback, data) };
+            Ok::<_, NotOurs>(())
+        },
+    );
 }
 
 struct Features {

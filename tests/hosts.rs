@@ -1,0 +1,30 @@
+//! Gates: the plugin in stock llama.cpp hosts, compared with the same hosts without it. ggml's CPU backend is the inner
+//! device, so every result can be asked to be equal: the same kernels, the same threads, the same order.
+//!
+//! `make stock` first, then `cargo test --test hosts -- --test-threads=1`: the tests share two cores and measure time.
+#![expect(clippy::expect_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod support;
+
+#[path = "hosts/architectures.rs"]
+mod architectures;
+#[path = "hosts/completions.rs"]
+mod completions;
+#[path = "hosts/devices.rs"]
+mod devices;
+#[path = "hosts/faults.rs"]
+mod faults;
+#[path = "hosts/interrupts.rs"]
+mod interrupts;
+#[path = "hosts/load_time.rs"]
+mod load_time;
+#[path = "hosts/operations.rs"]
+mod operations;
+#[path = "hosts/perplexity.rs"]
+mod perplexity;
+#[path = "hosts/programs.rs"]
+mod programs;
+#[path = "hosts/state.rs"]
+mod state;
+#[path = "hosts/summary.rs"]
+mod summary;

@@ -1,0 +1,152 @@
+//! Every architecture that stock can build: test-llama-archs on our device, then its MoE models as files, plain and
+//! quantized, with the logits of each equal to stock's bit for bit and each of its MoE blocks recognised.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::summary::largest;
+use crate::support::gguf::Header;
+use crate::support::process::{Finished, run};
+use crate::support::stock::{OVER_CPU, Side, command, compile, folder, program};
+use crate::support::{kept_folder, text};
+
+/// The models are the same on every machine and in every run.
+const SEED: &str = "1";
+
+/// As few MoE models as stock's program is known to write; fewer means that the list itself has broken.
+const AT_LEAST: usize = 53;
+
+fn test_llama_archs(side: Side<'_>, arguments: &[&str]) -> Finished {
+    let preload = compile("load_all.c", "load_all.so", &["-shared", "-fPIC"]);
+    let mut command = program("test-llama-archs", side);
+    run(command.env("LD_PRELOAD", preload).args(["-s", SEED]).args(arguments), Duration::from_secs(240)).success()
+}
+
+#[test]
+fn stock_test_passes_on_our_device() {
+    let finished = test_llama_archs(OVER_CPU, &["-b", "MoE0"]);
+    let rows = finished.log().lines().filter(|line| line.starts_with('|') && line.contains("OK")).count();
+    let all_passed = format!("all {rows} test(s) passed");
+    assert!(rows > 100, "{}", finished.report("too few configurations ran"));
+    assert!(finished.log().contains(&all_passed), "{}", finished.report(&format!("not: {all_passed}")));
+    assert!(largest(&finished.log(), "blocks") > 0, "{}", finished.report("no MoE block ran on MoE0"));
+}
+
+/// Makes a folder of models once: `make` fills an empty one, and only a complete one gets its name.
+fn models(name: &str, make: impl FnOnce(&Path)) -> Vec<PathBuf> {
+    // The stock build is in the name: other sources write other models.
+    let build = folder().parent().and_then(Path::file_name).and_then(|name| name.to_str()).expect("the stock folder");
+    let complete = kept_folder("models").join(format!("{name}-{build}"));
+    if !complete.is_dir() {
+        let started = complete.with_extension("part");
+        // Left by an interrupted run, or not there.
+        let _ = fs::remove_dir_all(&started);
+        fs::create_dir_all(&started).expect("a folder for models");
+        make(&started);
+        fs::rename(&started, &complete).expect("a folder for models");
+    }
+    let entries = fs::read_dir(&complete).expect("a folder of models");
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a folder of models").path()).collect();
+    paths.sort();
+    assert!(paths.len() >= AT_LEAST, "only {} models in {}", paths.len(), complete.display());
+    paths
+}
+
+/// The MoE models of test-llama-archs, in F32 as it writes them.
+fn plain_models() -> Vec<PathBuf> {
+    models("plain", |folder| {
+        test_llama_archs(Side::Stock, &["-o", text(folder)]);
+        for entry in fs::read_dir(folder).expect("models were written") {
+            let path = entry.expect("models were written").path();
+            if Header::read(&path).moe_blocks() == 0 {
+                fs::remove_file(&path).expect("a dense model can be removed");
+            }
+        }
+    })
+}
+
+/// The same models through llama-quantize, which takes another type where a shape does not allow the one asked for.
+fn quantized_models(kind: &str) -> Vec<PathBuf> {
+    models(kind, |folder| {
+        for path in plain_models() {
+            let output = folder.join(path.file_name().expect("a file"));
+            let mut quantize = program("llama-quantize", Side::Stock);
+            run(quantize.args([text(&path), text(&output), kind, "2"]), Duration::from_secs(60)).success();
+        }
+    })
+}
+
+/// Runs all models on one side; returns for each its logits as bytes and what was printed while it ran.
+fn logits(side: Side<'_>, devices: &str, models: &[PathBuf]) -> BTreeMap<String, (Vec<u8>, String)> {
+    let backends = format!("-DBACKENDS=\"{}\"", folder().display());
+    let host = compile("hosts/model_host.c", "model_host", &[&backends]);
+    let output = tempfile::tempdir().expect("a folder");
+    let mut command = command(&host, side);
+    command.args(["logits", "2", devices, text(output.path())]).args(models);
+    let finished = run(&mut command, Duration::from_secs(180)).success();
+    let sections = finished.stderr.split("model ").filter_map(|section| section.split_once('\n'));
+    let sections: BTreeMap<&str, &str> = sections.filter(|(name, _)| name.ends_with(".gguf")).collect();
+    let result = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a file").to_owned();
+        let bytes = fs::read(output.path().join(format!("{name}.logits"))).expect("the logits of each model");
+        let section = sections.get(name.as_str()).unwrap_or_else(|| panic!("{name} left no section")).to_string();
+        (name, (bytes, section))
+    };
+    models.iter().map(result).collect()
+}
+
+/// Compares all models of a kind and lists everything that differs, not the first thing.
+fn equal_to_stock(models: &[PathBuf]) {
+    let stock = logits(Side::Stock, "cpu", models);
+    let plugin = logits(OVER_CPU, "MoE0", models);
+    let mut wrong = Vec::new();
+    for path in models {
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a file");
+        let ((stock, _), (plugin, section)) = (&stock[name], &plugin[name]);
+        if !finite(stock) {
+            wrong.push(format!("{name}: stock's own logits are not finite"));
+        } else if plugin != stock {
+            wrong.push(format!("{name}: logits differ, normalized error {:.1e}", normalized_error(stock, plugin)));
+        }
+        let (blocks, expected) = (largest(section, "blocks_max"), Header::read(path).moe_blocks());
+        if blocks != expected as u64 {
+            wrong.push(format!("{name}: {blocks} blocks recognised, the file has {expected}"));
+        }
+        let unrecognised = largest(section, "unrecognised");
+        if unrecognised != 0 {
+            wrong.push(format!("{name}: {unrecognised} MoE nodes in no block"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {} models:\n{}", wrong.len(), models.len(), wrong.join("\n"));
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.chunks_exact(4).map(|chunk| f32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]))
+}
+
+fn finite(bytes: &[u8]) -> bool {
+    !bytes.is_empty() && floats(bytes).all(f32::is_finite) && floats(bytes).any(|value| value != 0.0)
+}
+
+fn normalized_error(stock: &[u8], plugin: &[u8]) -> f64 {
+    let square = |value: f32| f64::from(value) * f64::from(value);
+    let error: f64 = floats(stock).zip(floats(plugin)).map(|(a, b)| square(a - b)).sum();
+    error / floats(stock).map(square).sum::<f64>()
+}
+
+#[test]
+fn plain_moe_models_equal_stock() {
+    equal_to_stock(&plain_models());
+}
+
+#[test]
+fn k_quantized_moe_models_equal_stock() {
+    equal_to_stock(&quantized_models("Q4_K_M"));
+}
+
+#[test]
+fn mxfp4_moe_models_equal_stock() {
+    equal_to_stock(&quantized_models("MXFP4_MOE"));
+}
