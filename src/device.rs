@@ -116,6 +116,7 @@ impl Device {
             return true;
         }
         if class == OpClass::ExpertProduct
+            && !self.config.debug_experts_on_device
             && let Some(weight) = node.source(0)
             && let Some(buffer) = weight.buffer()
             && buffer.type_ == types.default

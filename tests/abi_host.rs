@@ -141,6 +141,11 @@ fn layers_split_over_two_devices_equal_the_cpu_backend() {
 }
 
 #[test]
+fn a_refused_device_passes_everything_through() {
+    case("pass-through", "inner=NOPE");
+}
+
+#[test]
 fn two_threads_with_a_backend_each() {
     case("threads", "inner=CPU");
 }

@@ -133,6 +133,23 @@ pub static KEYS: &[Key] = &[
         },
     },
     Key {
+        name: "debug-experts",
+        default: "host",
+        unit: "-",
+        range: "host, device",
+        effect: "Where expert weights are loaded: RAM, or device memory like any other weight.",
+        reason: "Measures what the plugin itself costs, with a model that fits.",
+        test_only: true,
+        apply: |config, value| {
+            config.debug_experts_on_device = match value {
+                "host" => false,
+                "device" => true,
+                _ => return Err(()),
+            };
+            Ok(())
+        },
+    },
+    Key {
         name: "debug-pad",
         default: "0",
         unit: "bytes",

@@ -66,6 +66,8 @@ pub struct Config {
     pub debug_fail_alloc: Option<AllocationFault>,
     /// How graph parts are handed on; `None` lets the self-check of the graph layout decide.
     pub debug_graph: Option<GraphMode>,
+    /// Whether expert weights may lie in device memory like any other weight (tests only).
+    pub debug_experts_on_device: bool,
     /// Extra bytes behind every quantized tensor, poisoned before the padding rule zeroes them (tests only).
     pub debug_pad: usize,
 }
@@ -79,6 +81,7 @@ impl Default for Config {
             debug_panic: None,
             debug_fail_alloc: None,
             debug_graph: None,
+            debug_experts_on_device: false,
             debug_pad: 0,
         }
     }

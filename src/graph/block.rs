@@ -122,7 +122,6 @@ fn without_overlaps(blocks: Vec<Block>) -> Vec<Block> {
 }
 
 #[cfg(test)]
-#[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are what is compared")]
 mod tests {
     use super::*;
     use crate::graph::TensorKey;

@@ -37,9 +37,9 @@ static struct world make_world(ggml_backend_reg_t reg, bool experts) {
     }
     w.buffer_i = w.buffer->iface;
 
-    struct ggml_context * ctx = new_context(8); /* lives until the process ends */
-    w.tensor = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, 64);
-    w.other = ggml_add(ctx, w.tensor, w.tensor);
+    w.ctx = new_context(8);
+    w.tensor = ggml_new_tensor_1d(w.ctx, GGML_TYPE_F32, 64);
+    w.other = ggml_add(w.ctx, w.tensor, w.tensor);
     w.data = calloc(1, 4096);
     uint8_t * base = w.buffer_i.get_base(w.buffer);
     if (base != NULL) {
@@ -47,7 +47,7 @@ static struct world make_world(ggml_backend_reg_t reg, bool experts) {
         w.other->data = base + 1024;
         w.tensor->buffer = w.other->buffer = w.buffer;
     }
-    w.graph = ggml_new_graph(ctx);
+    w.graph = ggml_new_graph(w.ctx);
     ggml_build_forward_expand(w.graph, w.other);
     static struct ggml_backend_graph_optimize_params optimize;
     w.optimize = &optimize;

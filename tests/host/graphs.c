@@ -153,6 +153,30 @@ void case_split(void) {
     }
 }
 
+/* inner= names no device: the plugin says so once and hands everything to the CPU as it is, experts included. */
+void case_pass_through(void) {
+    ggml_backend_reg_t reg = load_plugin();
+    ggml_backend_dev_t dev = device_number(reg, 0);
+    ggml_backend_dev_get_extra_bufts_t extra =
+        (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_dev_get_extra_bufts");
+    ggml_backend_buffer_type_t * list = extra != NULL ? extra(dev) : NULL;
+    CHECK(list == NULL || list[0] == NULL, "a device that passes through needs no expert buffers");
+
+    ggml_backend_t backends[] = { ggml_backend_dev_init(dev, NULL), ggml_backend_dev_init(cpu_device(), NULL) };
+    CHECK(backends[0] != NULL, "no backend");
+    set_threads(backends[0], 2);
+    set_threads(backends[1], 2);
+    struct moe_place place[MOE_LAYERS];
+    moe_place_all(place, ggml_backend_dev_buffer_type(dev), ggml_backend_dev_buffer_type(dev));
+    struct moe_model model;
+    CHECK(moe_model_try(&model, GGML_TYPE_Q8_0, place), "no memory for the model");
+    schedule(backends, 2, &model, GGML_TYPE_Q8_0, 3, NULL);
+    moe_model_free(&model);
+    ggml_backend_free(backends[0]);
+    ggml_backend_free(backends[1]);
+    CHECK(log_count("ggml-moe: MoE0 passes everything through to CPU: ", "inner=NOPE") == 1, "it must be said once, with the reason");
+}
+
 struct worker {
     ggml_backend_dev_t dev;
     const struct moe_model * model;

@@ -156,6 +156,7 @@ static const struct {
     { "scheduler", case_scheduler, NULL },
     { "threads", case_threads, NULL },
     { "split", case_split, NULL },
+    { "pass-through", case_pass_through, NULL },
     { "null", case_null, NULL },
     { "foreign", case_foreign, NULL },
     { "slots", case_slots, NULL },

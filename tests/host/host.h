@@ -72,6 +72,7 @@ void case_graphs(void);        /* graphs.c */
 void case_scheduler(void);     /* graphs.c */
 void case_threads(void);       /* graphs.c */
 void case_split(void);         /* graphs.c */
+void case_pass_through(void);  /* graphs.c */
 void case_null(void);          /* faults.c */
 void case_foreign(void);       /* faults.c */
 void case_slots(void);         /* faults.c */

@@ -3,19 +3,19 @@
 
 #define ALLOCATIONS 12
 
-static int plugin_lines(void) {
-    return log_count("ggml-moe: ", NULL);
+static int failure_lines(void) {
+    return log_count("ggml-moe: ", "failed");
 }
 
 /* Every n-th buffer is NULL and tells why in one line; the others are whole. */
 static void every_nth(ggml_backend_buffer_type_t buft, int n) {
     ggml_backend_buffer_t buffers[ALLOCATIONS];
     for (int i = 0; i < ALLOCATIONS; i++) {
-        const int before = plugin_lines();
+        const int before = failure_lines();
         const bool fails = (i + 1) % n == 0;
         buffers[i] = ggml_backend_buft_alloc_buffer(buft, 4096);
         CHECK((buffers[i] == NULL) == fails, "allocation %d of every %d gave %s", i + 1, n, fails ? "a buffer" : "NULL");
-        CHECK(plugin_lines() - before == fails, "allocation %d: %d lines", i + 1, plugin_lines() - before);
+        CHECK(failure_lines() - before == fails, "allocation %d: %d lines", i + 1, failure_lines() - before);
         if (buffers[i] != NULL) {
             ggml_backend_buffer_clear(buffers[i], 1);
         }

@@ -26,6 +26,7 @@ struct world {
     ggml_backend_event_t event;
 
     /* Operands. */
+    struct ggml_context * ctx;   /* holds the tensors and the graph */
     const char * text;           /* a name; NULL also stands for an operand that this struct has no place for */
     struct ggml_tensor * tensor; /* in the buffer, 64 floats */
     struct ggml_tensor * other;  /* the same, beside it */

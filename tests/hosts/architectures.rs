@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::summary::largest;
 use crate::support::gguf::Header;
 use crate::support::process::{Finished, run};
-use crate::support::stock::{OVER_CPU, Side, command, compile, folder, program};
+use crate::support::stock::{OVER_CPU, Side, command, compile, folder, load_all_backends, program};
 use crate::support::{kept_folder, text};
 
 /// The models are the same on every machine and in every run.
@@ -19,9 +19,9 @@ const SEED: &str = "1";
 const AT_LEAST: usize = 53;
 
 fn test_llama_archs(side: Side<'_>, arguments: &[&str]) -> Finished {
-    let preload = compile("load_all.c", "load_all.so", &["-shared", "-fPIC"]);
     let mut command = program("test-llama-archs", side);
-    run(command.env("LD_PRELOAD", preload).args(["-s", SEED]).args(arguments), Duration::from_secs(240)).success()
+    command.args(["-s", SEED]).args(arguments);
+    run(load_all_backends(&mut command), Duration::from_secs(240)).success()
 }
 
 #[test]

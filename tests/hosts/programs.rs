@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::summary::largest;
 use crate::support::process::run;
-use crate::support::stock::{OVER_CPU, Side, command, compile, folder, program, tool};
+use crate::support::stock::{OVER_CPU, Side, command, load_all_backends, program, tool};
 use crate::support::{fixture, fixture_model, text};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -86,18 +86,16 @@ fn cli_answers_once() {
 /// The host gives up in the middle of a load: everything that we hold by then is freed.
 #[test]
 fn stock_model_load_cancel() {
-    let preload = compile("load_all.c", "load_all.so", &["-shared", "-fPIC"]);
     let mut cancel = program("test-model-load-cancel", OVER_CPU);
-    let finished = run(cancel.env("LD_PRELOAD", preload).arg(fixture_model()), LIMIT).success();
+    let finished = run(load_all_backends(&mut cancel).arg(fixture_model()), LIMIT).success();
     assert!(!finished.lines_with("cancelled model load").is_empty(), "{}", finished.report("nothing was cancelled"));
 }
 
 /// A program that has no backend but ours: nothing to stand in front of, and nothing to crash on.
 #[test]
 fn a_host_without_any_other_backend_survives() {
-    let preload = compile("load_all.c", "load_all.so", &["-shared", "-fPIC"]);
     // `env` lies in no folder with ggml's own backends, so that loading all of them finds only GGML_BACKEND_PATH.
     let mut host = command("/usr/bin/env".as_ref(), OVER_CPU);
-    let finished = run(host.env("LD_PRELOAD", preload).env("LD_LIBRARY_PATH", folder()), LIMIT).success();
+    let finished = run(&mut load_all_backends(&mut host).arg("true"), LIMIT).success();
     assert!(!finished.lines_with("ggml-moe: ").is_empty(), "{}", finished.report("the plugin was not loaded"));
 }

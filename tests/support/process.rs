@@ -151,7 +151,7 @@ impl Running {
 
     /// Sends the interrupt that Ctrl-C sends.
     pub fn interrupt(&self) {
-        signal("INT", &self.id().to_string());
+        assert!(signal("INT", &self.id().to_string()), "cannot interrupt {}", self.command);
     }
 
     /// Waits for the end; kills the child and panics when it takes longer than `limit` from now.
@@ -173,16 +173,15 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
-            signal("KILL", &format!("-{}", self.id()));
-            // The kill is certain; the wait only reaps.
+        // A destructor must not panic: a child that is gone already is what is wanted, and the wait only reaps.
+        if matches!(self.child.try_wait(), Ok(None)) && signal("KILL", &format!("-{}", self.id())) {
             let _ = self.child.wait();
         }
     }
 }
 
 /// Sends a signal through the shell's own `kill`, so that the tests need no unsafe code and no package.
-fn signal(name: &str, target: &str) {
-    let sent = Command::new("sh").args(["-c", &format!("kill -{name} -- {target}")]).status();
-    assert!(sent.is_ok_and(|status| status.success()), "cannot send {name} to {target}");
+fn signal(name: &str, target: &str) -> bool {
+    let sent = Command::new("sh").args(["-c", &format!("kill -s {name} -- {target}")]).status();
+    sent.is_ok_and(|status| status.success())
 }

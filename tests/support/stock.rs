@@ -71,12 +71,25 @@ pub fn command(path: &Path, side: Side<'_>) -> Command {
             command.env_remove(name);
         }
     }
+    command.env("LD_PRELOAD", preloaded("support/flush_log"));
     // Two busy OpenMP teams on two cores spin against each other; waiting threads that sleep give the same results.
     command.env("OMP_WAIT_POLICY", "passive");
     if let Side::Plugin { keys, .. } = side {
         command.env("GGML_BACKEND_PATH", plugin()).env("GGML_MOE", keys);
     }
     command
+}
+
+/// The environment that makes a program load all of ggml's backends before its `main`: several stock test programs look a
+/// device up by name before anything has loaded it.
+pub fn load_all_backends(command: &mut Command) -> &mut Command {
+    let libraries = [preloaded("load_all"), preloaded("support/flush_log")].map(|path| path.display().to_string());
+    command.env("LD_PRELOAD", libraries.join(" "))
+}
+
+/// A library for `LD_PRELOAD` out of `tests/NAME.c`.
+fn preloaded(name: &str) -> PathBuf {
+    compile(&format!("{name}.c"), &format!("{}.so", name.replace('/', "-")), &["-shared", "-fPIC"])
 }
 
 /// A stock program with what every comparison needs: the model, no repacking, the side's devices.
