@@ -126,7 +126,7 @@ fn shown_kind(has_id: bool, any_gpu: bool, named: bool) -> DeviceKind {
     }
 }
 
-/// Whether arguments or llama.cpp's own environment variable name one of our devices.
+/// Whether arguments or llama.cpp's own environment variable name one of our devices, or only ask which devices there are.
 pub(crate) fn names_us(arguments: &[u8], variable: Option<&str>) -> bool {
     let is_ours = |word: &[u8]| {
         word.len() > 3 && word[..3].eq_ignore_ascii_case(b"moe") && word[3..].iter().all(u8::is_ascii_digit)
@@ -200,6 +200,7 @@ mod tests {
             (b"llama-server\0-dev\0CUDA0,moe1\0", true),
             (b"llama-bench\0-dev\0MoE0/MoE1\0", true),
             (b"test-backend-ops\0-b\0MoE0\0", true),
+            (b"llama-server\0--list-devices\0", true),
             (b"llama-server\0-m\0/models/MoE.gguf\0", false),
             (b"llama-server\0-m\0moe16b\0", false),
             (b"", false),
