@@ -131,9 +131,11 @@ pub(crate) fn names_us(arguments: &[u8], variable: Option<&str>) -> bool {
     let is_ours = |word: &[u8]| {
         word.len() > 3 && word[..3].eq_ignore_ascii_case(b"moe") && word[3..].iter().all(u8::is_ascii_digit)
     };
-    let separators = |byte: &u8| matches!(byte, 0 | b',' | b'=' | b';' | b'/' | b'+' | b' ' | b':');
-    arguments.split(separators).any(is_ours)
-        || variable.is_some_and(|text| text.as_bytes().split(separators).any(is_ours))
+    let names = |text: &[u8]| {
+        text.split(|byte| matches!(byte, 0 | b',' | b'=' | b';' | b'/' | b'+' | b' ' | b':')).any(is_ours)
+    };
+    let lists = arguments.split(|byte| *byte == 0).any(|word| word == b"--list-devices");
+    lists || names(arguments) || variable.is_some_and(|text| names(text.as_bytes()))
 }
 
 #[cfg(test)]
