@@ -51,13 +51,13 @@ fn rust_dump(bindings: &str) -> String {
             assert!(!structure.is_empty(), "a field outside a struct: {line}");
             // bindgen puts an underscore behind the keywords of Rust: type_, async_
             let upstream = field.trim_end_matches('_');
-            writeln!(
-                body,
-                "    println!(\"field {structure}.{upstream} at {{}} size {{}}\", std::mem::offset_of!(api::{structure}, {field}), size(|s: &api::{structure}| &s.{field}));"
-            )
-            .unwrap();
+            let offset = format!("std::mem::offset_of!(api::{structure}, {field})");
+            let size = format!("size(|s: &api::{structure}| &s.{field})");
+            writeln!(body, "    println!(\"field {structure}.{upstream} at {{}} size {{}}\", {offset}, {size});")
+                .unwrap();
         } else if line == "}" && !structure.is_empty() {
-            writeln!(body, "    println!(\"struct {structure} {{}} align {{}}\", size_of::<api::{structure}>(), align_of::<api::{structure}>());").unwrap();
+            let size = format!("size_of::<api::{structure}>(), align_of::<api::{structure}>()");
+            writeln!(body, "    println!(\"struct {structure} {{}} align {{}}\", {size});").unwrap();
             structure = "";
         }
     }

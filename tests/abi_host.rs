@@ -15,6 +15,11 @@ use toolchain::{compiler, root, run, scratch, stock};
 /// No case takes a tenth of it, with sanitizers and on a busy machine; a case that hangs is a deadlock.
 const LIMIT_SECONDS: &str = "300";
 
+/// The inner devices of the host: the stock CPU backend, and a stand-in for a GPU (host/fake.c) that has what the CPU lacks and
+/// is as strict as CUDA.
+const INNER: [&str; 2] = ["CPU", FAKE];
+const FAKE: &str = "FAKE0";
+
 /// The plugin under test.
 fn plugin() -> PathBuf {
     let path = std::env::var_os("GGML_MOE_LIBRARY")
@@ -55,7 +60,11 @@ fn try_case(case: &[&str], keys: &str, variables: &[(&str, &str)]) -> Result<Str
         .env_remove("GGML_BACKEND_PATH")
         .env_remove("LLAMA_ARG_DEVICE")
         .envs(variables.iter().copied());
-    // Two cases share the cores: waiting threads must sleep.
+    if keys.contains(FAKE) {
+        command.env("MOE_HOST_FAKE", "1");
+    }
+    // Two cases share the cores: waiting threads must sleep. Panics are expected: no need to unwind the stack for each.
+    command.env("RUST_BACKTRACE", "0");
     command.env("OMP_WAIT_POLICY", "passive");
     let output = command.output().expect("coreutils' timeout runs");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -67,10 +76,14 @@ fn try_case(case: &[&str], keys: &str, variables: &[(&str, &str)]) -> Result<Str
     Err(format!("{case:?} with GGML_MOE={keys:?} ended with {}\n{out}{}", output.status, tail.join("\n")))
 }
 
+/// A case that must pass.
 fn case(name: &str, keys: &str) {
-    if let Err(report) = try_case(&[name], keys, &[]) {
-        panic!("{report}");
-    }
+    try_case(&[name], keys, &[]).unwrap_or_else(|report| panic!("{report}"));
+}
+
+/// A case that must pass over each inner device; `more` are further keys.
+fn case_over_each(name: &str, more: &str) {
+    INNER.iter().for_each(|inner| case(name, &format!("inner={inner}{more}")));
 }
 
 #[test]
@@ -96,48 +109,49 @@ fn two_devices_describe_themselves() {
 
 #[test]
 fn supports_the_right_operations() {
-    case("supports", "inner=CPU");
+    case_over_each("supports", "");
 }
 
 #[test]
 fn buffers_keep_what_they_are_given() {
-    case("buffers", "inner=CPU");
+    case_over_each("buffers", "");
 }
 
 #[test]
 fn paddings_are_zero() {
-    for pad in ["512", "4096"] {
-        try_case(&["buffers"], &format!("inner=CPU;debug-pad={pad}"), &[("MOE_HOST_PAD", pad)])
+    for (inner, pad) in INNER.iter().flat_map(|inner| [(inner, "512"), (inner, "4096")]) {
+        try_case(&["buffers"], &format!("inner={inner};debug-pad={pad}"), &[("MOE_HOST_PAD", pad)])
             .unwrap_or_else(|report| panic!("{report}"));
     }
 }
 
 #[test]
 fn copies_between_buffers() {
-    case("copies", "inner=CPU");
-    case("copies", "inner=CPU,CPU");
+    case_over_each("copies", "");
+    INNER.iter().for_each(|inner| case("copies", &format!("inner={inner},{inner}")));
 }
 
 #[test]
 fn graphs_equal_the_cpu_backend() {
-    case("graphs", "inner=CPU;log=debug");
-    case("graphs", "inner=CPU;log=debug;debug-pad=512");
+    case_over_each("graphs", ";log=debug");
+    case_over_each("graphs", ";log=debug;debug-pad=512");
 }
 
 #[test]
 fn graphs_equal_the_cpu_backend_without_private_structs() {
-    case("graphs", "inner=CPU;log=debug;debug-graph=add-node");
-    case("scheduler", "inner=CPU;debug-graph=add-node");
+    case_over_each("graphs", ";log=debug;debug-graph=add-node");
+    case_over_each("scheduler", ";debug-graph=add-node");
 }
 
 #[test]
 fn scheduled_graphs_equal_the_cpu_backend() {
-    case("scheduler", "inner=CPU");
+    case_over_each("scheduler", "");
 }
 
 #[test]
 fn layers_split_over_two_devices_equal_the_cpu_backend() {
-    case("split", "inner=CPU,CPU;log=debug");
+    INNER.iter().for_each(|inner| case("split", &format!("inner={inner},{inner};log=debug")));
+    case("split", "inner=FAKE0,CPU;log=debug");
 }
 
 #[test]
@@ -147,37 +161,50 @@ fn a_refused_device_passes_everything_through() {
 
 #[test]
 fn two_threads_with_a_backend_each() {
-    case("threads", "inner=CPU");
+    case_over_each("threads", "");
 }
 
 #[test]
 fn null_arguments_are_refused() {
-    case("null", "inner=CPU");
+    case_over_each("null", "");
 }
 
 #[test]
 fn foreign_handles_are_refused() {
-    case("foreign", "inner=CPU");
+    case_over_each("foreign", "");
+}
+
+#[test]
+fn accesses_outside_a_buffer_are_refused() {
+    case_over_each("bounds", "");
+}
+
+/// The slots that the plugin says can be made to panic over this inner device.
+fn slots(inner: &str) -> Vec<String> {
+    let printed = try_case(&["slots"], &format!("inner={inner}"), &[]).unwrap_or_else(|report| panic!("{report}"));
+    printed.lines().filter_map(|line| line.strip_prefix("slot ")).map(str::to_owned).collect()
 }
 
 #[test]
 fn a_panic_in_any_slot_stays_inside() {
-    let printed = try_case(&["slots"], "inner=CPU", &[]).unwrap_or_else(|report| panic!("{report}"));
-    let slots: Vec<&str> = printed.lines().filter_map(|line| line.strip_prefix("slot ")).collect();
-    assert!(slots.len() >= 40, "only {} slots: {slots:?}", slots.len());
-    let failures: Vec<String> = slots
-        .iter()
-        .filter_map(|slot| try_case(&["panic", slot], &format!("inner=CPU;debug-panic={slot}"), &[]).err())
-        .collect();
-    assert!(failures.is_empty(), "{} of {} slots:\n{}", failures.len(), slots.len(), failures.join("\n\n"));
+    let over_cpu = slots("CPU");
+    let over_gpu = slots(FAKE);
+    assert!(over_cpu.len() > 40, "only {} slots: {over_cpu:?}", over_cpu.len());
+    let mut failures = Vec::new();
+    // Over the CPU backend some optional slots are empty; over the stand-in for a GPU only those are left to try.
+    let only_gpu = over_gpu.iter().filter(|slot| !over_cpu.contains(slot)).map(|slot| (FAKE, slot));
+    for (inner, slot) in over_cpu.iter().map(|slot| ("CPU", slot)).chain(only_gpu) {
+        failures.extend(try_case(&["panic", slot], &format!("inner={inner};debug-panic={slot}"), &[]).err());
+    }
+    assert!(failures.is_empty(), "{} slots:\n{}", failures.len(), failures.join("\n\n"));
 }
 
 #[test]
 fn failed_allocations_give_null() {
     let mut failures = Vec::new();
-    for kind in ["device", "host"] {
+    for (inner, kind) in INNER.iter().flat_map(|inner| [(inner, "device"), (inner, "host")]) {
         for n in ["1", "2", "3", "4"] {
-            let keys = format!("inner=CPU;debug-fail-alloc={kind}:{n}");
+            let keys = format!("inner={inner};debug-fail-alloc={kind}:{n}");
             failures.extend(try_case(&[&format!("fail-{kind}"), n], &keys, &[]).err());
         }
     }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the C host's cases (tests/abi_host.rs) under AddressSanitizer, leaks included: plugin and host instrumented, the stock
-# ggml libraries as they are. Needs a nightly Rust toolchain for the flag; without one it says so and counts as skipped.
+# Runs the C host's cases (tests/abi_host.rs) under AddressSanitizer, leaks included: plugin and host instrumented, the
+# stock ggml libraries as they are. Needs a nightly Rust toolchain for the flag; without one it says so and counts as
+# skipped.
 #
 #   asan.sh [test name]   all cases, or those whose test name holds the word
 set -euo pipefail
@@ -18,8 +19,8 @@ if ! echo 'int main(void) { return 0; }' | "${CC:-cc}" -fsanitize=address -x c -
   exit 0
 fi
 
-# One runtime serves both: a Rust library links none (the executable brings it), so the C compiler's is used. GGML_MOE_SANITIZE
-# tells the build script to leave the runtime's symbols open.
+# One runtime serves both: a Rust library links none (the executable brings it), so the C compiler's is used.
+# GGML_MOE_SANITIZE tells the build script to leave the runtime's symbols open.
 library_dir=${CARGO_TARGET_DIR:-$root/target}/asan
 echo "asan: building the plugin with nightly" >&2
 GGML_MOE_SANITIZE=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" CARGO_TARGET_DIR=$library_dir \

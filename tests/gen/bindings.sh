@@ -31,14 +31,16 @@ if [ "$("$bindgen" --version 2> /dev/null)" != "bindgen $version" ]; then
   cargo install --quiet --locked --force --root "$tools" --version "$version" bindgen-cli
 fi
 
+# Structs that hold pointers get no Default, since that would take unsafe code; the tables of slots do (every slot NULL).
+no_default='ggml_(backend_)?(tensor|hash_set|cgraph|init_params|feature|event|dev_props|buffer|buffer_type|device|reg|graph_optimize_params)'
+
 generate() { # layout
-  # Only the tables of slots get a Default (every slot NULL): it needs no unsafe code, unlike one for structs with pointers.
   "$bindgen" "$root/ggml-headers/$1/ggml-imports.h" \
     --allowlist-item '(fn_)?(ggml|GGML)_.*' \
     --default-enum-style consts --no-prepend-enum-name --no-layout-tests --disable-header-comment \
-    --with-derive-default --no-default 'ggml_(backend_)?(tensor|hash_set|cgraph|init_params|feature|event|dev_props|buffer|buffer_type|device|reg|graph_optimize_params)' \
-    --no-default ggml_backend \
-    --use-core --rust-target 1.85 --rust-edition 2024 --formatter rustfmt --rustfmt-configuration-file "$root/rustfmt.toml" \
+    --with-derive-default --no-default "$no_default" --no-default ggml_backend \
+    --use-core --rust-target 1.85 --rust-edition 2024 \
+    --formatter rustfmt --rustfmt-configuration-file "$root/rustfmt.toml" \
     --raw-line "//! ggml's binary interface, layout \"$1\", as seen from Rust: made by tests/gen/bindings.sh (bindgen $version)" \
     --raw-line "//! from ggml-headers/$1/. Do not edit; \`bindings.sh --check\` fails on any difference." \
     -- -std=c11

@@ -123,6 +123,32 @@ void case_foreign(void) {
     ggml_backend_buffer_free(whole.buffer);
 }
 
+/* Accesses past the end of a buffer, which ggml's own checks do not stop when a slot is called directly. */
+void case_bounds(void) {
+    ggml_backend_reg_t reg = load_plugin();
+    for (int experts = 0; experts < 2; experts++) {
+        const struct world * w = &worlds[experts];
+        worlds[experts] = make_world(reg, experts);
+        const struct ggml_backend_buffer_i * i = &w->buffer_i;
+        const size_t past[] = { 4096 - 16, 4096, (size_t) 1 << 40, SIZE_MAX - 64 };
+        for (size_t k = 0; k < sizeof(past) / sizeof(past[0]); k++) {
+            uint8_t data[64];
+            log_forget();
+            i->set_tensor(w->buffer, w->tensor, data, past[k], 32);
+            i->memset_tensor(w->buffer, w->tensor, 1, past[k], 32);
+            i->set_tensor_2d(w->buffer, w->tensor, data, 0, 32, 2, past[k], 32);
+            memset(data, 0xab, sizeof(data));
+            i->get_tensor(w->buffer, w->tensor, data, past[k], 32);
+            CHECK(data[0] == 0 && data[31] == 0 && data[32] == 0xab, "a refused read must give zeros");
+            i->get_tensor_2d(w->buffer, w->tensor, data, 0, 32, 2, past[k], 32);
+            CHECK(log_count("ggml-moe: buffer.", "outside") == 5, "offset %zu: each refusal must be told", past[k]);
+        }
+        CHECK(w->backend_i.graph_compute(w->backend, w->graph) == GGML_STATUS_FAILED, "a graph ran over lost writes");
+        ggml_backend_free(w->backend);
+        ggml_backend_buffer_free(w->buffer);
+    }
+}
+
 /* Panics. */
 
 typedef const char ** (*slot_names_t)(void);

@@ -7,7 +7,9 @@ static const enum ggml_type TYPES[] = { GGML_TYPE_F32, GGML_TYPE_Q8_0, GGML_TYPE
 #define N_TYPES ((int) (sizeof(TYPES) / sizeof(TYPES[0])))
 
 /* Batches of decoding and of prompts, and a warm-up that uses every expert. */
-static const struct { int n_tokens, n_used; } BATCHES[] = { { 1, MOE_EXPERTS }, { 1, MOE_USED }, { 3, MOE_USED }, { 40, MOE_USED }, { 1, 1 } };
+static const struct { int n_tokens, n_used; } BATCHES[] = {
+    { 1, MOE_EXPERTS }, { 1, MOE_USED }, { 3, MOE_USED }, { 40, MOE_USED }, { 1, 1 },
+};
 #define N_BATCHES ((int) (sizeof(BATCHES) / sizeof(BATCHES[0])))
 
 static struct moe_model model_on(ggml_backend_reg_t reg, ggml_backend_dev_t dev, enum ggml_type type) {
@@ -174,7 +176,8 @@ void case_pass_through(void) {
     moe_model_free(&model);
     ggml_backend_free(backends[0]);
     ggml_backend_free(backends[1]);
-    CHECK(log_count("ggml-moe: MoE0 passes everything through to CPU: ", "inner=NOPE") == 1, "it must be said once, with the reason");
+    CHECK(log_count("ggml-moe: MoE0 passes everything through to CPU: ", "inner=NOPE") == 1,
+          "it must be said once, with the reason");
 }
 
 struct worker {
@@ -214,7 +217,8 @@ void case_threads(void) {
     pthread_t threads[2];
     for (int i = 0; i < 2; i++) {
         const int n_tokens = 1 + 2 * i;
-        workers[i] = (struct worker) { device_number(reg, 0), &model, moe_reference(GGML_TYPE_Q4_K, n_tokens, MOE_USED, 1, 5), n_tokens };
+        const float * wanted = moe_reference(GGML_TYPE_Q4_K, n_tokens, MOE_USED, 1, 5);
+        workers[i] = (struct worker) { device_number(reg, 0), &model, wanted, n_tokens };
     }
     for (int i = 0; i < 2; i++) {
         CHECK(pthread_create(&threads[i], NULL, work, &workers[i]) == 0, "pthread_create");

@@ -106,6 +106,11 @@ ggml_backend_dev_t cpu_device(void) {
     return dev;
 }
 
+ggml_backend_dev_t inner_device(void) {
+    ggml_backend_dev_t fake = ggml_backend_dev_by_name("FAKE0");
+    return fake != NULL ? fake : cpu_device();
+}
+
 void set_threads(ggml_backend_t backend, int n_threads) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
     ggml_backend_set_n_threads_t set =
@@ -159,6 +164,7 @@ static const struct {
     { "pass-through", case_pass_through, NULL },
     { "null", case_null, NULL },
     { "foreign", case_foreign, NULL },
+    { "bounds", case_bounds, NULL },
     { "slots", case_slots, NULL },
     { "panic", NULL, case_panic },
     { "fail-device", NULL, case_fail_device },
@@ -174,6 +180,9 @@ int main(int argc, char ** argv) {
     ggml_log_set(log_piece, NULL);
     ggml_backend_load_all_from_path(argv[1]);
     cpu_device();
+    if (getenv("MOE_HOST_FAKE") != NULL) {
+        register_fake();
+    }
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         if (strcmp(cases[i].name, argv[3]) == 0 && (cases[i].run != NULL) == (argc == 4)) {
             if (argc == 4) {

@@ -50,6 +50,10 @@ const char * plugin_path(void);
 ggml_backend_buffer_type_t expert_buffer_type(ggml_backend_reg_t reg, ggml_backend_dev_t dev);
 /* The stock CPU backend's device. */
 ggml_backend_dev_t cpu_device(void);
+/* Registers the stand-in for a GPU, FAKE0 (fake.c). */
+void register_fake(void);
+/* The device that the plugin stands in front of: FAKE0 where it is registered, else the stock CPU. */
+ggml_backend_dev_t inner_device(void);
 /* Sets the thread count of any backend through its reg's proc, as llama.cpp does. */
 void set_threads(ggml_backend_t backend, int n_threads);
 
@@ -75,6 +79,7 @@ void case_split(void);         /* graphs.c */
 void case_pass_through(void);  /* graphs.c */
 void case_null(void);          /* faults.c */
 void case_foreign(void);       /* faults.c */
+void case_bounds(void);        /* faults.c */
 void case_slots(void);         /* faults.c */
 void case_panic(const char * slot);      /* faults.c */
 void case_fail_device(const char * n);   /* memory.c */

@@ -7,7 +7,7 @@ static struct ggml_tensor * named(struct ggml_tensor * tensor, int layer, const 
 }
 
 /* Weights of the size that keeps activations near 1, in the tensor's own format. */
-static void fill_weights(struct ggml_tensor * t, uint32_t seed) {
+static void make_weights(struct ggml_tensor * t, uint32_t seed) {
     const int64_t n = ggml_nelements(t);
     uint32_t * noise = get_memory(n * sizeof(uint32_t));
     float * values = get_memory(n * sizeof(float));
@@ -16,36 +16,36 @@ static void fill_weights(struct ggml_tensor * t, uint32_t seed) {
     for (int64_t i = 0; i < n; i++) {
         values[i] = scale * ((float) (noise[i] >> 8) / (float) (1 << 23) - 1.0f);
     }
-    void * data = get_memory(ggml_nbytes(t));
-    const size_t written = ggml_quantize_chunk(t->type, values, data, 0, n / t->ne[0], t->ne[0], NULL);
+    const size_t written = ggml_quantize_chunk(t->type, values, t->data, 0, n / t->ne[0], t->ne[0], NULL);
     CHECK(written == ggml_nbytes(t), "%zu bytes of %s", written, t->name);
-    ggml_backend_tensor_set(t, data, 0, written);
-    free(data);
     free(values);
     free(noise);
 }
 
 static void declare(struct moe_model * model, enum ggml_type type, int l) {
-    struct moe_layer * layer = &model->layer[l];
+    struct moe_layer * w = &model->layer[l];
     struct ggml_context * dense = model->ctx[2 * l] = new_context(16);
     struct ggml_context * expert = model->ctx[2 * l + 1] = new_context(16);
-    layer->norm = named(ggml_new_tensor_1d(dense, GGML_TYPE_F32, MOE_EMBD), l, "ffn_norm.weight");
-    layer->router = named(ggml_new_tensor_2d(dense, GGML_TYPE_F32, MOE_EMBD, MOE_EXPERTS), l, "ffn_gate_inp.weight");
+    w->norm = named(ggml_new_tensor_1d(dense, GGML_TYPE_F32, MOE_EMBD), l, "ffn_norm.weight");
+    w->router = named(ggml_new_tensor_2d(dense, GGML_TYPE_F32, MOE_EMBD, MOE_EXPERTS), l, "ffn_gate_inp.weight");
     if (l % 2 == 0) {
-        layer->shared_gate = named(ggml_new_tensor_2d(dense, type, MOE_EMBD, MOE_FF), l, "ffn_gate_shexp.weight");
-        layer->shared_up = named(ggml_new_tensor_2d(dense, type, MOE_EMBD, MOE_FF), l, "ffn_up_shexp.weight");
-        layer->shared_down = named(ggml_new_tensor_2d(dense, type, MOE_FF, MOE_EMBD), l, "ffn_down_shexp.weight");
-        layer->gate = named(ggml_new_tensor_3d(expert, type, MOE_EMBD, MOE_FF, MOE_EXPERTS), l, "ffn_gate_exps.weight");
-        layer->up = named(ggml_new_tensor_3d(expert, type, MOE_EMBD, MOE_FF, MOE_EXPERTS), l, "ffn_up_exps.weight");
+        w->shared_gate = named(ggml_new_tensor_2d(dense, type, MOE_EMBD, MOE_FF), l, "ffn_gate_shexp.weight");
+        w->shared_up = named(ggml_new_tensor_2d(dense, type, MOE_EMBD, MOE_FF), l, "ffn_up_shexp.weight");
+        w->shared_down = named(ggml_new_tensor_2d(dense, type, MOE_FF, MOE_EMBD), l, "ffn_down_shexp.weight");
+        w->gate = named(ggml_new_tensor_3d(expert, type, MOE_EMBD, MOE_FF, MOE_EXPERTS), l, "ffn_gate_exps.weight");
+        w->up = named(ggml_new_tensor_3d(expert, type, MOE_EMBD, MOE_FF, MOE_EXPERTS), l, "ffn_up_exps.weight");
     } else {
-        layer->gate_up_bias = named(ggml_new_tensor_2d(dense, GGML_TYPE_F32, 2 * MOE_FF, MOE_EXPERTS), l, "ffn_gate_up_exps.bias");
-        layer->down_bias = named(ggml_new_tensor_2d(dense, GGML_TYPE_F32, MOE_EMBD, MOE_EXPERTS), l, "ffn_down_exps.bias");
-        layer->gate_up = named(ggml_new_tensor_3d(expert, type, MOE_EMBD, 2 * MOE_FF, MOE_EXPERTS), l, "ffn_gate_up_exps.weight");
+        struct ggml_tensor * bias = ggml_new_tensor_2d(dense, GGML_TYPE_F32, 2 * MOE_FF, MOE_EXPERTS);
+        struct ggml_tensor * both = ggml_new_tensor_3d(expert, type, MOE_EMBD, 2 * MOE_FF, MOE_EXPERTS);
+        w->gate_up_bias = named(bias, l, "ffn_gate_up_exps.bias");
+        w->down_bias = named(ggml_new_tensor_2d(dense, GGML_TYPE_F32, MOE_EMBD, MOE_EXPERTS), l, "ffn_down_exps.bias");
+        w->gate_up = named(both, l, "ffn_gate_up_exps.weight");
     }
-    layer->down = named(ggml_new_tensor_3d(expert, type, MOE_FF, MOE_EMBD, MOE_EXPERTS), l, "ffn_down_exps.weight");
+    w->down = named(ggml_new_tensor_3d(expert, type, MOE_FF, MOE_EMBD, MOE_EXPERTS), l, "ffn_down_exps.weight");
 }
 
-bool moe_model_try(struct moe_model * model, enum ggml_type type, const struct moe_place place[MOE_LAYERS]) {
+/* Allocates what was declared. */
+static bool place_model(struct moe_model * model, enum ggml_type type, const struct moe_place place[MOE_LAYERS]) {
     memset(model, 0, sizeof(*model));
     for (int l = 0; l < MOE_LAYERS; l++) {
         declare(model, type, l);
@@ -58,9 +58,40 @@ bool moe_model_try(struct moe_model * model, enum ggml_type type, const struct m
             return false;
         }
         ggml_backend_buffer_set_usage(model->buffer[i], GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-        uint32_t seed = 1 + 100 * i;
-        for (struct ggml_tensor * t = ggml_get_first_tensor(model->ctx[i]); t != NULL; t = ggml_get_next_tensor(model->ctx[i], t)) {
-            fill_weights(t, seed++);
+    }
+    return true;
+}
+
+/* The model in the stock CPU's memory, made once for each type and kept: quantizing takes longer than everything else. */
+static const struct moe_model * cpu_model(enum ggml_type type) {
+    static struct moe_model models[GGML_TYPE_COUNT];
+    struct moe_model * model = &models[type];
+    if (model->ctx[0] == NULL) {
+        ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(cpu_device());
+        struct moe_place place[MOE_LAYERS];
+        moe_place_all(place, buft, buft);
+        CHECK(place_model(model, type, place), "the reference model");
+        for (int i = 0; i < 2 * MOE_LAYERS; i++) {
+            uint32_t seed = 1 + 100 * i;
+            struct ggml_tensor * t = ggml_get_first_tensor(model->ctx[i]);
+            for (; t != NULL; t = ggml_get_next_tensor(model->ctx[i], t)) {
+                make_weights(t, seed++);
+            }
+        }
+    }
+    return model;
+}
+
+bool moe_model_try(struct moe_model * model, enum ggml_type type, const struct moe_place place[MOE_LAYERS]) {
+    if (!place_model(model, type, place)) {
+        return false;
+    }
+    const struct moe_model * from = cpu_model(type);
+    for (int i = 0; i < 2 * MOE_LAYERS; i++) {
+        struct ggml_tensor * t = ggml_get_first_tensor(model->ctx[i]);
+        struct ggml_tensor * s = ggml_get_first_tensor(from->ctx[i]);
+        for (; t != NULL; t = ggml_get_next_tensor(model->ctx[i], t), s = ggml_get_next_tensor(from->ctx[i], s)) {
+            ggml_backend_tensor_set(t, s->data, 0, ggml_nbytes(t));
         }
     }
     return true;
@@ -81,7 +112,8 @@ void moe_place_all(struct moe_place place[MOE_LAYERS], ggml_backend_buffer_type_
 
 /* One layer: norm, routing, routed experts with the shared expert's first half between theirs (where the CUDA backend moves
  * it), weighted sum, residual. */
-static struct ggml_tensor * build_layer(const struct moe_graph * g, const struct moe_layer * w, struct ggml_tensor * x, int n_used) {
+static struct ggml_tensor * build_layer(const struct moe_graph * g, const struct moe_layer * w, struct ggml_tensor * x,
+                                        int n_used) {
     struct ggml_context * ctx = g->ctx;
     struct ggml_tensor * cur = ggml_mul(ctx, ggml_rms_norm(ctx, x, 1e-5f), w->norm);
     struct ggml_tensor * probs = ggml_soft_max(ctx, ggml_mul_mat(ctx, w->router, cur));
@@ -184,18 +216,12 @@ float * moe_run(ggml_backend_t backend, ggml_backend_buffer_type_t compute, cons
 }
 
 float * moe_reference(enum ggml_type type, int n_tokens, int n_used, int n_threads, uint32_t seed) {
-    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(cpu_device());
-    struct moe_place place[MOE_LAYERS];
-    moe_place_all(place, buft, buft);
-    struct moe_model model;
-    CHECK(moe_model_try(&model, type, place), "the reference model");
     ggml_backend_t cpu = ggml_backend_dev_init(cpu_device(), NULL);
     set_threads(cpu, n_threads);
     enum ggml_status status;
-    float * output = moe_run(cpu, buft, &model, n_tokens, n_used, seed, &status);
+    float * output = moe_run(cpu, ggml_backend_dev_buffer_type(cpu_device()), cpu_model(type), n_tokens, n_used, seed, &status);
     CHECK(output != NULL, "the reference run ended with %d", status);
     ggml_backend_free(cpu);
-    moe_model_free(&model);
 
     float largest = 0.0f;
     for (int i = 0; i < MOE_EMBD * n_tokens; i++) {

@@ -209,7 +209,7 @@ const struct slot SLOTS[] = {
     OF(backend, graph_compute, false, true),
     OF(backend, event_record, true, true),
     OF(backend, event_wait, true, true),
-    OF(backend, graph_optimize, false, true),
+    OF(backend, graph_optimize, true, true),
     OF_PROC(get_extra_bufts, false),
     OF_PROC(set_n_threads, false),
     OF_PROC(set_abort_callback, true),
@@ -228,14 +228,28 @@ const struct slot * find_slot(const char * name) {
 
 void check_failure(const char * slot, struct outcome outcome) {
     switch (outcome.kind) {
-        case GAVE_NOTHING: break;
-        case GAVE_POINTER: CHECK(outcome.as.pointer == NULL, "%s gave a pointer", slot); break;
-        case GAVE_BOOL:    CHECK(!outcome.as.boolean, "%s gave true", slot); break;
-        case GAVE_STATUS:  CHECK(outcome.as.status == GGML_STATUS_FAILED, "%s gave status %d", slot, outcome.as.status); break;
-        case GAVE_NAME:    CHECK(outcome.as.name != NULL && outcome.as.name[0] != '\0', "%s gave no name", slot); break;
-        /* Upstream's default: an alignment that divides, a size that does not limit. */
-        case GAVE_SIZE:    CHECK(outcome.as.size > 0, "%s gave 0", slot); break;
-        case GAVE_COUNT:   CHECK(outcome.as.size == 0, "%s gave %zu", slot, outcome.as.size); break;
-        case GAVE_TYPE:    CHECK(outcome.as.type >= 0 && outcome.as.type <= GGML_BACKEND_DEVICE_TYPE_META, "%s gave %d", slot, outcome.as.type); break;
+        case GAVE_NOTHING:
+            break;
+        case GAVE_POINTER:
+            CHECK(outcome.as.pointer == NULL, "%s gave a pointer", slot);
+            break;
+        case GAVE_BOOL:
+            CHECK(!outcome.as.boolean, "%s gave true", slot);
+            break;
+        case GAVE_STATUS:
+            CHECK(outcome.as.status == GGML_STATUS_FAILED, "%s gave status %d", slot, outcome.as.status);
+            break;
+        case GAVE_NAME:
+            CHECK(outcome.as.name != NULL && outcome.as.name[0] != '\0', "%s gave no name", slot);
+            break;
+        case GAVE_SIZE: /* upstream's default: an alignment that divides, a size that does not limit */
+            CHECK(outcome.as.size > 0, "%s gave 0", slot);
+            break;
+        case GAVE_COUNT:
+            CHECK(outcome.as.size == 0, "%s gave %zu", slot, outcome.as.size);
+            break;
+        case GAVE_TYPE:
+            CHECK(outcome.as.type >= 0 && outcome.as.type <= GGML_BACKEND_DEVICE_TYPE_META, "%s gave %d", slot, outcome.as.type);
+            break;
     }
 }

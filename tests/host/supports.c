@@ -115,7 +115,8 @@ void case_supports(void) {
 
     /* Plain operations over nothing in particular go where the inner device can run them. */
     struct ggml_tensor * x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 256, 4);
-    CHECK(supports(ggml_add(ctx, x, x)) && supports(ggml_soft_max(ctx, x)) && supports(ggml_argsort(ctx, x, GGML_SORT_ORDER_ASC)),
-          "plain operations");
+    CHECK(supports(ggml_add(ctx, x, x)), "ADD");
+    CHECK(supports(ggml_soft_max(ctx, x)), "SOFT_MAX");
+    CHECK(supports(ggml_argsort(ctx, x, GGML_SORT_ORDER_ASC)), "ARGSORT");
     ggml_free(ctx);
 }

@@ -104,8 +104,13 @@ pub fn tool(name: &str, side: Side<'_>, model: &Path, threads: u32) -> Command {
     command
 }
 
+/// The small host of our own over stock libllama (`tests/hosts/model_host.c`).
+pub fn model_host() -> PathBuf {
+    compile("hosts/model_host.c", "model_host", &[&format!("-DBACKENDS=\"{}\"", folder().display())])
+}
+
 /// Compiles a C file of the tests against the stock headers and libraries, unless a newer result is there.
-pub fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
+fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
     let source = package().join("tests").join(source);
     let output = kept_folder("c").join(output);
     let time = |path: &Path| path.metadata().and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Runs the tests and ends with one plain line, "N passed, N failed":
+#   test.sh              everything that CI runs
+#   test.sh operations   all of stock test-backend-ops on our device
+# `make` has built the release library and the stock programs before.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+target=${CARGO_TARGET_DIR:-target}
+passed=0 failed=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# A step of Rust tests: its own counts are added; a step that ends badly without a failed test (it did not compile, it
+# crashed) counts as one failure.
+rust_tests() { # title, cargo arguments...
+  echo "== $1"
+  local start=$SECONDS status=0 step_passed step_failed
+  cargo test --locked --no-fail-fast "${@:2}" 2>&1 | tee "$log" || status=$?
+  read -r step_passed step_failed < <(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed;.*/\1 \2/p' "$log" \
+    | awk '{ p += $1; f += $2 } END { print p + 0, f + 0 }')
+  [ "$status" = 0 ] || [ "$step_failed" != 0 ] || step_failed=1
+  passed=$((passed + step_passed)) failed=$((failed + step_failed))
+  echo "== $1: $step_passed passed, $step_failed failed, $((SECONDS - start)) s"
+}
+
+# A step that passes or fails as a whole.
+whole() { # title, command...
+  echo "== $1"
+  local start=$SECONDS result=passed
+  if "${@:2}"; then passed=$((passed + 1)); else failed=$((failed + 1)) result=FAILED; fi
+  echo "== $1: $result, $((SECONDS - start)) s"
+}
+
+all_operations() {
+  GGML_BACKEND_PATH=$(realpath "$target/release/libggml-moe.so") GGML_MOE=inner=CPU \
+    "$(tests/stock/stock.sh path)/test-backend-ops" test -b MoE0 -j 2
+}
+
+case ${1:-all} in
+  all)
+    rust_tests "unit tests" --lib --bins
+    rust_tests "documentation tests" --doc
+    # Each file of tests/ is a program; the one against stock hosts measures time and wants the machine for itself.
+    for file in tests/*.rs; do
+      name=$(basename "$file" .rs)
+      [ "$name" = hosts ] || rust_tests "$name" --test "$name"
+    done
+    rust_tests "stock hosts" --test hosts -- --test-threads=1
+    whole "address sanitizer" tests/asan.sh
+    whole "demo" tests/demo/demo.sh "$target/release/libggml-moe.so"
+    ;;
+  operations) whole "all operations" all_operations ;;
+  *) sed -n '2,4p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+esac
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ] && [ "$passed" -gt 0 ]

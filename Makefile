@@ -1,0 +1,49 @@
+# Everything that people and CI do with this repository. `make` builds the plugin; `make help` lists the targets.
+# Each target does its own set-up, shows progress and ends with a plain result.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+.PHONY: build stock stock-path demo test test-full lint gen setup help
+
+build: ## the release library target/release/libggml-moe.so and the command target/release/ggml-moe
+	@.ci/setup.sh rust
+	@cargo build --release --locked
+	@# Cargo cannot put a hyphen into a library's name. A link is as new as what it was made from, so it is made again each time.
+	@ln -f $(TARGET)/release/libggml_moe.so $(TARGET)/release/libggml-moe.so
+	@echo "build: $(TARGET)/release/libggml-moe.so"
+
+stock: ## the stock llama.cpp that tests and demo run, fetched and built once into the cache
+	@.ci/setup.sh stock
+	@tests/stock/stock.sh build
+	@tests/stock/stock.sh path
+
+stock-path: ## print the folder of the stock programs and nothing else; builds nothing
+	@tests/stock/stock.sh path
+
+demo: build stock ## a stock llama-server with the plugin answers a request on the bundled model
+	@tests/demo/demo.sh $(TARGET)/release/libggml-moe.so
+
+test: build stock ## every test that CI runs; ends with "N passed, N failed"
+	@.ci/test.sh
+
+test-full: build stock ## all operations of stock test-backend-ops on our device (about 15 minutes)
+	@.ci/test.sh operations
+
+lint: build ## formatting, clippy, documentation, licences, and generated files against their sources
+	@.ci/lint.sh
+
+gen: build ## write the generated files again: the bindings and docs/keys.md
+	@.ci/setup.sh gen
+	@tests/gen/bindings.sh
+	@$(TARGET)/release/ggml-moe keys --markdown > docs/keys.md
+	@echo "gen: ok"
+
+setup: ## install missing Debian packages (as root) and check the Rust toolchain
+	@.ci/setup.sh all
+	@echo "setup: ok"
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name text; do \
+	  printf '  make %-11s %s\n' "$$name" "$$text"; done
