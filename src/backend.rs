@@ -14,13 +14,13 @@ use std::ops::Range;
 use parking_lot::Mutex;
 
 use crate::abi::graph::{Graph, GraphError, describe};
-use crate::abi::inner::{self, Status};
+use crate::abi::inner::{self, Passport, Status};
 use crate::abi::tensor::Tensor;
-use crate::buffer::{Buffer, BufferError};
+use crate::buffer::BufferError;
 use crate::config::LogDetail;
 use crate::device::Device;
 use crate::experts::{PlainError, PlainPath};
-use crate::graph::{Plan, PlanCache, Step, plan};
+use crate::graph::{ExpertWeight, Plan, PlanCache, ReplayLedger, Run, Step, plan};
 use crate::telemetry::{Counters, log};
 
 /// A backend of ours.
@@ -35,6 +35,7 @@ struct State {
     plans: PlanCache,
     plain: PlainPath,
     counters: Counters,
+    replays: ReplayLedger,
     told: HashSet<String>,
     layout_epoch: u64,
 }
@@ -105,7 +106,7 @@ impl Backend {
         }
         let nodes = graph.nodes();
         let plan = state.plans.get(graph.key(&nodes), || {
-            let plan = plan(&describe(&nodes, &lies_in_expert_buffer));
+            let plan = plan(&describe(&nodes, &expert_weight));
             tell_plan(self.device, &mut state.told, &nodes, &plan);
             plan
         });
@@ -120,6 +121,7 @@ impl Backend {
         }
         if let [Step::Segment(_)] = plan.steps.as_slice() {
             counters.segments += 1;
+            self.note_run(state, nodes[0], graph.uid());
             return Ok(self.inner.compute_whole(graph));
         }
         for step in &plan.steps {
@@ -140,8 +142,7 @@ impl Backend {
     ) -> Result<Status, BackendError> {
         let products: Vec<Tensor<'_>> = match step {
             Step::Segment(_) => Vec::new(),
-            Step::Block { products, .. } => products.iter().map(|&index| nodes[index]).collect(),
-            Step::Product(index) => vec![nodes[*index]],
+            Step::Copied { products, .. } => products.iter().map(|&index| nodes[index]).collect(),
         };
         let prepared = if products.is_empty() {
             None
@@ -151,12 +152,25 @@ impl Backend {
         let variant = prepared.as_ref().map_or(0, |prepared| prepared.variant);
         let range = step.range();
         let uid = part_uid(graph.uid(), nodes, &range, variant);
-        let mut part = graph.part(nodes, range, uid)?;
+        let mut part = graph.part(nodes, range.clone(), uid)?;
         state.counters.segments += 1;
+        self.note_run(state, nodes[range.start], uid);
         let status = self.inner.compute(&mut part);
         // The nodes are restored here, after the inner backend has taken them in.
         drop(prepared);
         Ok(status)
+    }
+
+    fn note_run(&self, state: &mut State, first: Tensor<'_>, uid: u64) {
+        if self.device.captures_graphs {
+            let counters = &mut state.counters;
+            match state.replays.note(first.key().0, uid) {
+                Run::Direct => {}
+                Run::Captured => counters.graphs_captured += 1,
+                Run::Replayed => counters.graphs_replayed += 1,
+                Run::Reset => counters.graphs_reset += 1,
+            }
+        }
     }
 
     /// What this backend did so far.
@@ -166,17 +180,17 @@ impl Backend {
 
     /// Copies a tensor between backends of ours on the device; false if the inner device cannot.
     pub(crate) fn copy_async(&self, from: &Self, source: Tensor<'_>, target: Tensor<'_>) -> bool {
-        match (inner_of(source), inner_of(target)) {
-            (Some(source_buffer), Some(target_buffer)) => {
-                self.inner.copy_async((&from.inner, source_buffer, source), (target_buffer, target))
+        match (passport(source), passport(target)) {
+            (Some(from_place), Some(to_place)) => {
+                self.inner.copy_async((&from.inner, from_place, source), (to_place, target))
             }
             _ => false,
         }
     }
 }
 
-fn inner_of<'a>(tensor: Tensor<'a>) -> Option<&'a inner::Buffer> {
-    tensor.our_buffer().and_then(Buffer::inner)
+fn passport(tensor: Tensor<'_>) -> Option<Passport> {
+    tensor.our_buffer()?.memory().map(|memory| memory.passport())
 }
 
 impl Drop for Backend {
@@ -188,8 +202,10 @@ impl Drop for Backend {
     }
 }
 
-fn lies_in_expert_buffer(weight: Tensor<'_>) -> bool {
-    weight.our_buffer().is_some_and(|buffer| buffer.host().is_some())
+/// Whether a weight lies in an expert buffer of ours, and then whether the device reads it there.
+fn expert_weight(weight: Tensor<'_>) -> Option<ExpertWeight> {
+    let buffer = weight.our_buffer().filter(|buffer| buffer.host().is_some())?;
+    Some(if buffer.reads_in_place(weight) { ExpertWeight::InPlace } else { ExpertWeight::Copied })
 }
 
 /// Identity of a part for the inner backend: it may skip all comparison of two parts with the same id, so the id stands for the

@@ -5,13 +5,14 @@
 //! Threads: any; the host orders accesses to the same bytes, as it does for its own buffers.
 //! Does not: decide where a tensor lies (the host and `Device::supports_op` do).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::abi::inner;
 use crate::abi::tensor::Tensor;
 use crate::config::AllocationKind;
 use crate::device::Device;
-use crate::experts::HostMemory;
+use crate::experts::{HostMemory, Pinner};
+use crate::gpu::{self, DriverError, Memory};
 use crate::telemetry::log;
 
 /// Which of a device's two buffer types.
@@ -59,8 +60,9 @@ pub(crate) struct Buffer {
 }
 
 enum Storage {
-    Inner(inner::Buffer),
-    Host(HostMemory),
+    Device(Box<dyn Memory>),
+    // The pinner is dropped first: it waits for its thread, which uses the memory.
+    Host { pinner: Pinner, memory: Arc<HostMemory> },
 }
 
 /// A buffer could not be made or used.
@@ -76,6 +78,9 @@ pub(crate) enum BufferError {
         "{device}: no {mib} MiB of RAM for the experts ({why}); use a smaller model or quantization, or stop other programs"
     )]
     NoHostMemory { device: String, mib: usize, why: String },
+    /// The device's driver refused an operation.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     /// The host asked for bytes outside the buffer.
     #[error("bytes {start:#x}..+{bytes} of \"{tensor}\" lie outside their buffer")]
     OutOfRange { tensor: String, start: usize, bytes: usize },
@@ -95,8 +100,11 @@ impl Buffer {
         // The dry load of llama.cpp's fit step allocates nothing and hides what is logged, so the first buffer is the time to tell.
         device.announce();
         let storage = match role {
-            Role::Default => Storage::Inner(Self::device_memory(device, bytes)?),
-            Role::Experts => Storage::Host(Self::host_memory(device, bytes)?),
+            Role::Default => Storage::Device(Self::device_memory(device, bytes)?),
+            Role::Experts => {
+                let memory = Arc::new(Self::host_memory(device, bytes)?);
+                Storage::Host { pinner: Pinner::new(device, Arc::clone(&memory)), memory }
+            }
         };
         let place = match role {
             Role::Default => device.inner_name.as_str(),
@@ -107,13 +115,19 @@ impl Buffer {
     }
 
     /// Memory of the inner device, for a buffer or a scratch.
-    pub(crate) fn device_memory(device: &Device, bytes: usize) -> Result<inner::Buffer, BufferError> {
-        let injected = device.allocation_fails(AllocationKind::Device);
-        let buffer = if injected { None } else { device.inner_buffer_type.alloc(bytes) };
-        buffer.ok_or_else(|| BufferError::NoDeviceMemory {
-            device: device.label().to_owned(),
-            inner: device.inner_name.clone(),
-            mib: bytes.div_ceil(1 << 20),
+    pub(crate) fn device_memory(device: &Device, bytes: usize) -> Result<Box<dyn Memory>, BufferError> {
+        let allocated = if device.allocation_fails(AllocationKind::Device) {
+            Err(DriverError::OutOfMemory)
+        } else {
+            device.driver().allocate(bytes)
+        };
+        allocated.map_err(|error| match error {
+            DriverError::OutOfMemory => BufferError::NoDeviceMemory {
+                device: device.label().to_owned(),
+                inner: device.inner_name.clone(),
+                mib: bytes.div_ceil(1 << 20),
+            },
+            other => BufferError::Driver(other),
         })
     }
 
@@ -138,24 +152,36 @@ impl Buffer {
     /// Address of the first byte.
     pub(crate) fn base(&self) -> usize {
         match &self.storage {
-            Storage::Inner(buffer) => buffer.base(),
-            Storage::Host(memory) => memory.address(),
+            Storage::Device(memory) => memory.base(),
+            Storage::Host { memory, .. } => memory.address(),
         }
     }
 
-    /// The inner buffer behind a default buffer.
-    pub(crate) fn inner(&self) -> Option<&inner::Buffer> {
+    /// The device memory behind a default buffer.
+    pub(crate) fn memory(&self) -> Option<&dyn Memory> {
         match &self.storage {
-            Storage::Inner(buffer) => Some(buffer),
-            Storage::Host(_) => None,
+            Storage::Device(memory) => Some(&**memory),
+            Storage::Host { .. } => None,
         }
     }
 
     /// The memory behind an expert buffer.
     pub(crate) fn host(&self) -> Option<&HostMemory> {
         match &self.storage {
-            Storage::Inner(_) => None,
-            Storage::Host(memory) => Some(memory),
+            Storage::Device(_) => None,
+            Storage::Host { memory, .. } => Some(memory),
+        }
+    }
+
+    /// Whether the device's kernels can read this tensor of an expert buffer where it lies. Asking starts the registration of the
+    /// buffer, in the background: graphs ask, and a graph runs only when the loader is done.
+    pub(crate) fn reads_in_place(&self, tensor: Tensor<'_>) -> bool {
+        match &self.storage {
+            Storage::Device(_) => false,
+            Storage::Host { pinner, .. } => {
+                pinner.start();
+                pinner.holds(tensor.data())
+            }
         }
     }
 
@@ -172,25 +198,31 @@ impl Buffer {
 
     fn contains(&self, address: usize, bytes: usize) -> bool {
         match &self.storage {
-            Storage::Inner(buffer) => buffer.contains(address, bytes),
-            Storage::Host(memory) => memory.contains(address, bytes),
+            Storage::Device(memory) => memory.contains(address, bytes),
+            Storage::Host { memory, .. } => memory.contains(address, bytes),
         }
     }
 
     /// Sets bytes of a tensor.
-    pub(crate) fn fill(&self, place: Place, value: u8) {
+    pub(crate) fn fill(&self, place: Place, value: u8) -> Result<(), BufferError> {
         match &self.storage {
-            Storage::Inner(buffer) => buffer.fill(place.address, value, place.bytes),
-            Storage::Host(memory) => memory.fill(place.address, value, place.bytes),
+            Storage::Device(memory) => {
+                let target = gpu::Place { memory: &**memory, address: place.address };
+                self.device.driver().fill(target, value, place.bytes)?;
+                self.device.driver().synchronize()?;
+            }
+            Storage::Host { memory, .. } => memory.fill(place.address, value, place.bytes),
         }
+        Ok(())
     }
 
     /// Sets the whole buffer.
-    pub(crate) fn clear(&self, value: u8) {
-        match &self.storage {
-            Storage::Inner(buffer) => buffer.clear(value),
-            Storage::Host(memory) => memory.fill(memory.address(), value, memory.bytes()),
-        }
+    pub(crate) fn clear(&self, value: u8) -> Result<(), BufferError> {
+        let bytes = match &self.storage {
+            Storage::Device(memory) => memory.bytes(),
+            Storage::Host { memory, .. } => memory.bytes(),
+        };
+        self.fill(Place { address: self.base(), bytes }, value)
     }
 
     /// A tensor was given its place: takes note of its purpose, and zeroes the padding behind it unless `scratch` says that the
@@ -200,6 +232,9 @@ impl Buffer {
             return Ok(());
         }
         let bytes = tensor.bytes();
+        if let Storage::Host { pinner, .. } = &self.storage {
+            pinner.add(tensor.data(), alloc_size(self.device, role, tensor));
+        }
         match Purpose::of(&tensor.name(), role) {
             Purpose::Dense => _ = self.dense.fetch_add(bytes, Ordering::Relaxed),
             Purpose::Cache => _ = self.cache.fetch_add(bytes, Ordering::Relaxed),
@@ -212,18 +247,15 @@ impl Buffer {
         if padding > 0 {
             let place = self.place(tensor, bytes, padding)?;
             if self.device.debug_pad() > 0 {
-                self.fill(place, 0xff);
+                self.fill(place, 0xff)?;
             }
-            self.fill(place, 0);
+            self.fill(place, 0)?;
         }
         Ok(())
     }
 
     /// The host is about to lay its tensors out anew.
     pub(crate) fn reset(&self) {
-        if let Storage::Inner(buffer) = &self.storage {
-            buffer.reset();
-        }
         self.dense.store(0, Ordering::Relaxed);
         self.cache.store(0, Ordering::Relaxed);
     }

@@ -7,12 +7,14 @@
 //! Does not: allocate (`buffer` does) or run graphs (`backend` does).
 
 use std::ffi::CString;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::abi::OpClass;
 use crate::abi::inner::{self, DeviceKind};
 use crate::abi::tensor::{BufferTypeKey, Tensor};
 use crate::config::{AllocationKind, Config};
+use crate::gpu::{self, Driver};
 use crate::telemetry::log;
 
 /// What a device does with what it is given.
@@ -42,6 +44,11 @@ pub(crate) struct Device {
     allocations: AtomicU32,
     poisoned: AtomicBool,
     announced: AtomicBool,
+    driver: OnceLock<Box<dyn Driver>>,
+    /// Whether the inner backend captures parts of graphs as CUDA graphs.
+    pub(crate) captures_graphs: bool,
+    /// Host memory registered by this device, in bytes.
+    pinned_bytes: AtomicUsize,
     layout_epoch: AtomicU64,
 }
 
@@ -87,6 +94,9 @@ impl Device {
             allocations: AtomicU32::new(0),
             poisoned: AtomicBool::new(false),
             announced: AtomicBool::new(false),
+            driver: OnceLock::new(),
+            captures_graphs: inner.provider() == "CUDA",
+            pinned_bytes: AtomicUsize::new(0),
             layout_epoch: AtomicU64::new(1),
         }
     }
@@ -174,6 +184,36 @@ impl Device {
         self.poisoned.load(Ordering::Acquire)
     }
 
+    /// The driver of the inner device's memory; opened at the first use, because loading the plugin must touch no device.
+    pub(crate) fn driver(&self) -> &dyn Driver {
+        let driver = self.driver.get_or_init(|| {
+            let (driver, reason) = gpu::open(&self.inner, self.inner_buffer_type, self.config.debug_cuda);
+            if let Some(reason) = reason {
+                log::notice(&format!("{}: memory goes through {}: {reason}", self.label(), driver.name()));
+            }
+            driver
+        });
+        &**driver
+    }
+
+    /// Takes `bytes` from the budget of pinned memory; false if it does not hold them.
+    pub(crate) fn claim_pinned(&self, bytes: usize) -> bool {
+        let limit = self.pin_limit_bytes();
+        let claim = |pinned: usize| pinned.checked_add(bytes).filter(|sum| *sum <= limit);
+        self.pinned_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
+    }
+
+    /// Gives back what [`Device::claim_pinned`] took.
+    pub(crate) fn release_pinned(&self, bytes: usize) {
+        self.pinned_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// The budget of pinned memory, in bytes.
+    pub(crate) fn pin_limit_bytes(&self) -> usize {
+        let mib = |mib: u64| usize::try_from(mib.saturating_mul(1 << 20)).unwrap_or(usize::MAX);
+        self.config.pin_budget_mb.map_or_else(|| total_memory_bytes() / 4 * 3, mib)
+    }
+
     /// The memory behind graphs was laid out anew or freed: plans made before are void.
     pub(crate) fn bump_layout_epoch(&self) {
         self.layout_epoch.fetch_add(1, Ordering::Release);
@@ -207,6 +247,15 @@ impl Device {
             }
         }
     }
+}
+
+/// The RAM of this machine, in bytes; 0 if the system does not tell.
+fn total_memory_bytes() -> usize {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
 }
 
 /// The memory that is reported as free while KV is allocated at once: the dense weights, and the context's share of the rest.

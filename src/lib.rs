@@ -7,6 +7,7 @@
 //! - `registry`, `device`, `buffer`, `backend`: what those objects of ggml mean here, in safe Rust.
 //! - `graph`: cuts a graph into segments and MoE blocks; pure.
 //! - `experts`: the experts' bytes in host memory and the way they get to the device.
+//! - `gpu`: memory of the inner device below ggml: the CUDA driver API, or ggml's own functions.
 //! - `config`, `telemetry`: the table of keys; log and counters.
 //!
 //! docs/architecture.md has the picture and the life of one token.
@@ -18,6 +19,7 @@ pub mod config;
 mod device;
 pub mod entry;
 mod experts;
+mod gpu;
 pub mod graph;
 mod registry;
 pub mod telemetry;

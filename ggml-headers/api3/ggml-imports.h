@@ -43,14 +43,10 @@ typedef ggml_backend_buffer_t (*fn_ggml_backend_buffer_init)(ggml_backend_buffer
 typedef void (*fn_ggml_backend_buffer_free)(ggml_backend_buffer_t buffer);
 typedef void * (*fn_ggml_backend_buffer_get_base)(ggml_backend_buffer_t buffer);
 typedef size_t (*fn_ggml_backend_buffer_get_size)(ggml_backend_buffer_t buffer);
-typedef void (*fn_ggml_backend_buffer_clear)(ggml_backend_buffer_t buffer, uint8_t value);
-typedef void (*fn_ggml_backend_buffer_set_usage)(ggml_backend_buffer_t buffer, enum ggml_backend_buffer_usage usage);
 typedef enum ggml_backend_buffer_usage (*fn_ggml_backend_buffer_get_usage)(ggml_backend_buffer_t buffer);
 typedef ggml_backend_buffer_type_t (*fn_ggml_backend_buffer_get_type)(ggml_backend_buffer_t buffer);
-typedef void (*fn_ggml_backend_buffer_reset)(ggml_backend_buffer_t buffer);
 
 /* Tensor data, through the buffer that the tensor names. */
-typedef void (*fn_ggml_backend_tensor_set)(struct ggml_tensor * tensor, const void * data, size_t offset, size_t size);
 typedef void (*fn_ggml_backend_tensor_get)(const struct ggml_tensor * tensor, void * data, size_t offset, size_t size);
 typedef void (*fn_ggml_backend_tensor_memset)(struct ggml_tensor * tensor, uint8_t value, size_t offset, size_t size);
 typedef void (*fn_ggml_backend_tensor_set_2d)(struct ggml_tensor * tensor, const void * data, size_t offset, size_t size,

@@ -17,7 +17,7 @@ use super::imports::Imports;
 use super::ops::OpClass;
 use super::tensor::Tensor;
 use crate::config::GraphMode;
-use crate::graph::{Kind, Node, PlanKey, TensorKey};
+use crate::graph::{ExpertWeight, Kind, Node, PlanKey, TensorKey};
 
 /// A graph of the host.
 #[derive(Clone, Copy)]
@@ -162,8 +162,9 @@ fn build<'a>(nodes: &[Tensor<'a>]) -> Result<Part<'a>, GraphError> {
     Ok(part)
 }
 
-/// What the planner needs to know of each node. `is_expert_weight` tells weights that lie in an expert buffer of ours.
-pub(crate) fn describe(nodes: &[Tensor<'_>], is_expert_weight: &dyn Fn(Tensor<'_>) -> bool) -> Vec<Node> {
+/// What the planner needs to know of each node. `expert_weight` tells which weights lie in an expert buffer of ours, and how the device
+/// gets at them.
+pub(crate) fn describe(nodes: &[Tensor<'_>], expert_weight: &dyn Fn(Tensor<'_>) -> Option<ExpertWeight>) -> Vec<Node> {
     let index: HashMap<TensorKey, usize> = nodes.iter().enumerate().map(|(index, node)| (node.key(), index)).collect();
     nodes
         .iter()
@@ -177,19 +178,20 @@ pub(crate) fn describe(nodes: &[Tensor<'_>], is_expert_weight: &dyn Fn(Tensor<'_
                 .collect();
             reads.sort_unstable();
             reads.dedup();
-            Node { kind: kind(*node, is_expert_weight), reads }
+            Node { kind: kind(*node, expert_weight), reads }
         })
         .collect()
 }
 
-fn kind(node: Tensor<'_>, is_expert_weight: &dyn Fn(Tensor<'_>) -> bool) -> Kind {
+fn kind(node: Tensor<'_>, expert_weight: &dyn Fn(Tensor<'_>) -> Option<ExpertWeight>) -> Kind {
     match node.op_class() {
-        OpClass::ExpertProduct => match (node.source(0), node.source(2)) {
-            (Some(weight), Some(ids)) if node.is_computed() && is_expert_weight(weight) => {
-                Kind::ExpertProduct { ids: ids.ids_key() }
+        OpClass::ExpertProduct => {
+            let weight = node.source(0).filter(|_| node.is_computed()).and_then(expert_weight);
+            match (weight, node.source(2)) {
+                (Some(weight), Some(ids)) => Kind::ExpertProduct { weight, ids: ids.ids_key() },
+                _ => Kind::Foreign,
             }
-            _ => Kind::Foreign,
-        },
+        }
         OpClass::View | OpClass::PairWise => Kind::PairWise,
         OpClass::Other => Kind::Foreign,
     }

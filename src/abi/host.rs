@@ -109,3 +109,29 @@ pub(super) unsafe fn text(text: *const core::ffi::c_char) -> String {
     // SAFETY: not null, a C string by the caller's contract.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
+
+/// Loads the stock host's libraries into this process and makes it the host: for tests that run ggml without a program.
+#[cfg(test)]
+pub(crate) fn load_for_tests(folder: &str) -> super::inner::BufferType {
+    static LOADED: OnceLock<()> = OnceLock::new();
+    LOADED.get_or_init(|| {
+        for library in ["libggml-base.so", "libggml.so"] {
+            let path = CString::new(format!("{folder}/{library}")).unwrap();
+            // SAFETY: loads a library of the stock host; its initialisers have no requirements.
+            let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+            assert!(!handle.is_null(), "{folder}/{library} does not load");
+        }
+        type LoadAll = unsafe extern "C" fn(*const core::ffi::c_char);
+        let load_all = super::imports::host_symbol(c"ggml_backend_load_all_from_path");
+        assert!(!load_all.is_null(), "libggml.so has no ggml_backend_load_all_from_path");
+        // SAFETY: the function of this name has this type.
+        let load_all = unsafe { core::mem::transmute::<*mut core::ffi::c_void, LoadAll>(load_all) };
+        let folder = CString::new(folder).unwrap();
+        // SAFETY: a C string that lives until the call returns.
+        unsafe { load_all(folder.as_ptr()) };
+        super::probe(None).expect("the stock host's layout is known").install();
+    });
+    let devices = super::inner::devices();
+    let cpu = devices.iter().find(|device| device.kind() == super::inner::DeviceKind::Cpu).expect("a CPU device");
+    cpu.buffer_type().expect("a buffer type")
+}

@@ -13,9 +13,9 @@ use core::ptr::NonNull;
 use super::gen_api3 as api3;
 use super::graph::{Graph, Part};
 use super::host::{host, text};
-use super::layout::field;
+use super::layout::{Words, field};
 use super::tensor::Tensor;
-use crate::experts::HostRange;
+use crate::gpu::Rows;
 
 /// Upstream's kinds of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +93,13 @@ impl Device {
     /// Whether it has an id that llama.cpp compares to find one card twice.
     pub(crate) fn has_id(&self) -> bool {
         !self.raw_props().device_id.is_null()
+    }
+
+    /// That id, usually a PCI address.
+    pub(crate) fn id(&self) -> Option<String> {
+        let id = self.raw_props().device_id;
+        // SAFETY: ids are C strings that live as long as the device.
+        (!id.is_null()).then(|| unsafe { text(id) })
     }
 
     /// Name of the backend that provides the device.
@@ -184,6 +191,17 @@ impl BufferType {
         unsafe { (host().api.ggml_backend_buft_get_alloc_size)(self.as_ptr(), tensor.as_ptr()) }
     }
 
+    /// An immortal buffer object of this type without memory, for memory that is not ggml's.
+    pub(crate) fn passport(&self) -> Option<Passport> {
+        let host = host();
+        let table = Words::zeroed(host.layout.buffer.iface_size);
+        let function = host.api.ggml_backend_buffer_init;
+        // SAFETY: the host's function, called through the row of the host's layout with an empty table; nothing is freed by it.
+        let buffer =
+            unsafe { (host.layout.buffer_init)(function, self.as_ptr().cast(), &table, core::ptr::null_mut(), 0) };
+        (!buffer.is_null()).then(|| Passport(buffer.cast()))
+    }
+
     /// Allocates; `None` when there is no memory or for zero bytes.
     pub(crate) fn alloc(&self, bytes: usize) -> Option<Buffer> {
         if bytes == 0 {
@@ -194,26 +212,6 @@ impl BufferType {
         // SAFETY: a valid buffer of more than zero bytes.
         let base = unsafe { (host().api.ggml_backend_buffer_get_base)(pointer.as_ptr()) }.addr();
         Some(Buffer { pointer, base, bytes })
-    }
-}
-
-/// Rows of a two-dimensional copy.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rows {
-    /// Bytes of a row.
-    pub(super) size: usize,
-    /// Rows; at least one.
-    pub(super) count: usize,
-    /// Bytes from row to row in the buffer.
-    pub(super) stride: usize,
-    /// Bytes from row to row in the host's memory.
-    pub(super) stride_other: usize,
-}
-
-impl Rows {
-    /// Bytes from the first to behind the last in the buffer; saturates.
-    pub(super) fn extent(&self) -> usize {
-        self.count.saturating_sub(1).saturating_mul(self.stride).saturating_add(self.size)
     }
 }
 
@@ -252,12 +250,39 @@ impl Buffer {
         self.bytes
     }
 
-    /// A byte tensor over part of this buffer, for the inner backend's eyes only.
-    fn shim(&self, address: usize, bytes: usize) -> api3::ggml_tensor {
+    /// What the inner backend's code accepts as the place of this memory.
+    pub(crate) fn passport(&self) -> Passport {
+        Passport(self.as_ptr())
+    }
+}
+
+/// A buffer object of the inner backend, shown to its code as the place of a tensor. Its code looks at the type of the buffer and, for
+/// some devices, at its context; never at its size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Passport(*mut api3::ggml_backend_buffer);
+
+// SAFETY: a name for a buffer object whose owner outlives every use (a buffer of the inner device, or an immortal empty one).
+unsafe impl Send for Passport {}
+// SAFETY: as above.
+unsafe impl Sync for Passport {}
+
+impl Passport {
+    /// No buffer: for drivers that the inner backend never sees.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self(core::ptr::null_mut())
+    }
+
+    pub(super) fn as_ptr(self) -> *mut api3::ggml_backend_buffer {
+        self.0
+    }
+
+    /// A byte tensor at an address, for the inner backend's eyes only.
+    fn shim(self, address: usize, bytes: usize) -> api3::ggml_tensor {
         let extent = i64::try_from(bytes).unwrap_or(i64::MAX);
         api3::ggml_tensor {
             type_: api3::GGML_TYPE_I8,
-            buffer: self.as_ptr(),
+            buffer: self.0,
             ne: [extent, 1, 1, 1],
             nb: [1, bytes, bytes, bytes],
             op: host().ops.none,
@@ -273,104 +298,59 @@ impl Buffer {
         }
     }
 
-    /// A copy of a tensor of the host that lies in this buffer.
-    fn tensor_shim(&self, tensor: Tensor<'_>) -> api3::ggml_tensor {
+    /// A copy of a tensor of the host that lies in memory with this passport.
+    fn tensor_shim(self, tensor: Tensor<'_>) -> api3::ggml_tensor {
         let mut shim = tensor.clone_raw();
-        shim.buffer = self.as_ptr();
+        shim.buffer = self.0;
         shim.view_src = core::ptr::null_mut();
         shim.view_offs = 0;
         shim
     }
 
-    /// Copies bytes from the host to `address`.
+    /// Copies rows from the host through ggml.
     ///
     /// # Safety
-    /// `source` is readable for `bytes`; `address..+bytes` lies in this buffer.
-    pub(super) unsafe fn write(&self, address: usize, source: *const c_void, bytes: usize) {
-        let mut shim = self.shim(address, bytes);
-        // SAFETY: the shim spans exactly the bytes; the rest is the caller's contract.
-        unsafe { (host().api.ggml_backend_tensor_set)(&raw mut shim, source, 0, bytes) };
-    }
-
-    /// Copies rows from the host: row `i` from `source + i * stride_source` to `address + i * stride`.
-    ///
-    /// # Safety
-    /// Every row of the source is readable; every row of the target lies in this buffer.
-    pub(super) unsafe fn write_rows(&self, address: usize, source: *const c_void, rows: Rows) {
+    /// This names a real buffer of the inner device and every row of the target lies in it; every row of the source is readable.
+    pub(crate) unsafe fn write(self, address: usize, source: *const c_void, rows: Rows) {
         let mut shim = self.shim(address, rows.extent());
         let set = host().api.ggml_backend_tensor_set_2d;
         // SAFETY: the shim spans exactly the rows; the rest is the caller's contract.
-        unsafe { set(&raw mut shim, source, 0, rows.size, rows.count, rows.stride, rows.stride_other) };
+        unsafe { set(&raw mut shim, source, 0, rows.size, rows.count, rows.stride, rows.host_stride) };
     }
 
-    /// Copies rows to the host, as [`Buffer::write_rows`] does from it.
+    /// Copies rows to the host through ggml.
     ///
     /// # Safety
-    /// Every row of the target is writable; every row of the source lies in this buffer.
-    pub(super) unsafe fn read_rows(&self, address: usize, target: *mut c_void, rows: Rows) {
+    /// As for [`Passport::write`], the other way round.
+    pub(crate) unsafe fn read(self, address: usize, target: *mut c_void, rows: Rows) {
         let shim = self.shim(address, rows.extent());
         let get = host().api.ggml_backend_tensor_get_2d;
         // SAFETY: the shim spans exactly the rows; the rest is the caller's contract.
-        unsafe { get(&raw const shim, target, 0, rows.size, rows.count, rows.stride, rows.stride_other) };
+        unsafe { get(&raw const shim, target, 0, rows.size, rows.count, rows.stride, rows.host_stride) };
     }
 
-    /// Copies expert bytes to `address`; outside this buffer nothing happens.
-    pub(crate) fn write_range(&self, address: usize, source: HostRange<'_>) {
-        if source.bytes() > 0 && self.contains(address, source.bytes()) {
-            // SAFETY: a range is readable for its length; the place was checked.
-            unsafe { self.write(address, source.as_ptr(), source.bytes()) };
-        }
-    }
-
-    /// Copies bytes at `address` to the host.
+    /// Sets bytes through ggml.
     ///
     /// # Safety
-    /// `target` is writable for `bytes`; `address..+bytes` lies in this buffer.
-    pub(super) unsafe fn read(&self, address: usize, target: *mut c_void, bytes: usize) {
-        let shim = self.shim(address, bytes);
-        // SAFETY: the shim spans exactly the bytes; the rest is the caller's contract.
-        unsafe { (host().api.ggml_backend_tensor_get)(&raw const shim, target, 0, bytes) };
-    }
-
-    /// Sets bytes at `address`; the range must lie in this buffer.
-    pub(crate) fn fill(&self, address: usize, value: u8, bytes: usize) {
-        if bytes == 0 || !self.contains(address, bytes) {
+    /// This names a real buffer of the inner device and the range lies in it.
+    pub(crate) unsafe fn fill(self, address: usize, value: u8, bytes: usize) {
+        if bytes == 0 {
             return;
         }
         let mut shim = self.shim(address, bytes);
-        // SAFETY: the shim spans exactly the bytes, which lie in the buffer.
+        // SAFETY: the shim spans exactly the bytes; the rest is the caller's contract.
         unsafe { (host().api.ggml_backend_tensor_memset)(&raw mut shim, value, 0, bytes) };
     }
 
-    /// Copies between two tensors that lie in inner buffers, on the device; false if the inner device cannot.
-    pub(crate) fn copy(from: (&Buffer, Tensor<'_>), to: (&Buffer, Tensor<'_>)) -> bool {
-        let source = from.0.tensor_shim(from.1);
-        let mut target = to.0.tensor_shim(to.1);
-        // SAFETY: both shims are valid tensors with inner buffers.
+    /// Copies between two buffers of the inner device, on the device; false if it cannot.
+    ///
+    /// # Safety
+    /// Both name real buffers of the inner device and the ranges lie in them.
+    pub(crate) unsafe fn copy(from: (Self, usize), to: (Self, usize), bytes: usize) -> bool {
+        let source = from.0.shim(from.1, bytes);
+        let mut target = to.0.shim(to.1, bytes);
+        // SAFETY: valid shims by the caller's contract.
         unsafe { (host().api.ggml_backend_buffer_copy_tensor)(&raw const source, &raw mut target) }
-    }
-
-    /// Sets the whole buffer.
-    pub(crate) fn clear(&self, value: u8) {
-        // SAFETY: a valid buffer.
-        unsafe { (host().api.ggml_backend_buffer_clear)(self.as_ptr(), value) };
-    }
-
-    /// Tells the inner buffer that its tensors are laid out anew.
-    pub(crate) fn reset(&self) {
-        // SAFETY: a valid buffer.
-        unsafe { (host().api.ggml_backend_buffer_reset)(self.as_ptr()) };
-    }
-
-    /// Marks the buffer as holding weights: the inner backend then neither clears nor checks padding.
-    pub(crate) fn mark_weights(&self) {
-        // SAFETY: a valid buffer.
-        unsafe { (host().api.ggml_backend_buffer_set_usage)(self.as_ptr(), api3::GGML_BACKEND_BUFFER_USAGE_WEIGHTS) };
-    }
-
-    /// Whether a range lies in the buffer.
-    pub(crate) fn contains(&self, address: usize, bytes: usize) -> bool {
-        address.checked_sub(self.base).and_then(|offset| offset.checked_add(bytes)).is_some_and(|end| end <= self.bytes)
     }
 }
 
@@ -471,8 +451,8 @@ impl Backend {
     /// Queues a copy from the host.
     ///
     /// # Safety
-    /// As for [`Buffer::write`]; `source` stays valid until the backend is synchronized.
-    pub(super) unsafe fn write_async(&self, buffer: &Buffer, address: usize, source: *const c_void, bytes: usize) {
+    /// The range lies in memory that the passport stands for; `source` is readable and stays valid until the backend is synchronized.
+    pub(super) unsafe fn write_async(&self, buffer: Passport, address: usize, source: *const c_void, bytes: usize) {
         let mut shim = buffer.shim(address, bytes);
         // SAFETY: the caller's contract; the shim is read during the call only.
         unsafe { (host().api.ggml_backend_tensor_set_async)(self.as_ptr(), &raw mut shim, source, 0, bytes) };
@@ -481,15 +461,15 @@ impl Backend {
     /// Queues a copy to the host.
     ///
     /// # Safety
-    /// As for [`Buffer::read`]; `target` stays valid until the backend is synchronized.
-    pub(super) unsafe fn read_async(&self, buffer: &Buffer, address: usize, target: *mut c_void, bytes: usize) {
+    /// The range lies in memory that the passport stands for; `target` is writable and stays valid until the backend is synchronized.
+    pub(super) unsafe fn read_async(&self, buffer: Passport, address: usize, target: *mut c_void, bytes: usize) {
         let shim = buffer.shim(address, bytes);
         // SAFETY: the caller's contract; the shim is read during the call only.
         unsafe { (host().api.ggml_backend_tensor_get_async)(self.as_ptr(), &raw const shim, target, 0, bytes) };
     }
 
     /// Queues a copy between two streams of inner devices; false if the device cannot.
-    pub(crate) fn copy_async(&self, from: (&Backend, &Buffer, Tensor<'_>), to: (&Buffer, Tensor<'_>)) -> bool {
+    pub(crate) fn copy_async(&self, from: (&Backend, Passport, Tensor<'_>), to: (Passport, Tensor<'_>)) -> bool {
         type CopyFn = unsafe extern "C" fn(
             *mut api3::ggml_backend,
             *mut api3::ggml_backend,

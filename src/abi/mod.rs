@@ -28,6 +28,8 @@ mod probe;
 pub(crate) mod slots;
 pub(crate) mod tensor;
 
+#[cfg(test)]
+pub(crate) use host::load_for_tests;
 pub(crate) use host::{Host, host, log_to_host};
 pub(crate) use ops::OpClass;
 pub(crate) use probe::{Refusal, probe};

@@ -177,8 +177,8 @@ pub(crate) struct Patch<'a> {
 }
 
 impl<'a> Patch<'a> {
-    /// Makes `node` read a copy of its source `index` whose data lies at `address` in `buffer`; shape and strides stay.
-    pub(crate) fn new(node: Tensor<'a>, index: usize, address: usize, buffer: &super::inner::Buffer) -> Option<Self> {
+    /// Makes `node` read a copy of its source `index` whose data lies at `address` in memory with that passport; shape and strides stay.
+    pub(crate) fn new(node: Tensor<'a>, index: usize, address: usize, buffer: super::inner::Passport) -> Option<Self> {
         let source = node.source(index)?;
         let mut copy = source.clone_raw();
         copy.data = core::ptr::without_provenance_mut(address);

@@ -2,7 +2,7 @@
 //!
 //! `docs/keys.md` and the command's `keys` are generated from it, so they cannot disagree with the parser.
 
-use super::{AllocationFault, AllocationKind, Config, GraphMode, LogDetail};
+use super::{AllocationFault, AllocationKind, Config, CudaFault, GraphMode, LogDetail};
 
 /// One key of `GGML_MOE`.
 pub struct Key {
@@ -79,6 +79,37 @@ pub static KEYS: &[Key] = &[
         },
     },
     Key {
+        name: "pin-budget-mb",
+        default: "3/4 of RAM",
+        unit: "MiB",
+        range: "0 and up; 0 pins nothing",
+        effect: "The most RAM that is pinned so that the device reads experts in place. What lies above it is copied when used.",
+        reason: "Pinned pages cannot be moved or swapped; a quarter of the RAM stays free for everything else.",
+        test_only: false,
+        apply: |config, value| {
+            config.pin_budget_mb = Some(value.parse().map_err(|_| ())?);
+            Ok(())
+        },
+    },
+    Key {
+        name: "debug-cuda",
+        default: "none",
+        unit: "-",
+        range: "absent, old, no-vmm",
+        effect: "Makes the CUDA driver look absent, too old, or unable to map memory.",
+        reason: "Shows that the plugin then works through ggml's own functions.",
+        test_only: true,
+        apply: |config, value| {
+            config.debug_cuda = Some(match value {
+                "absent" => CudaFault::Absent,
+                "old" => CudaFault::Old,
+                "no-vmm" => CudaFault::NoVmm,
+                _ => return Err(()),
+            });
+            Ok(())
+        },
+    },
+    Key {
         name: "debug-panic",
         default: "none",
         unit: "slot",
@@ -96,7 +127,7 @@ pub static KEYS: &[Key] = &[
         name: "debug-fail-alloc",
         default: "none",
         unit: "kind:n",
-        range: "device:N or host:N, N from 1",
+        range: "device:N, host:N or pin:N, N from 1",
         effect: "Every N-th allocation of that kind fails.",
         reason: "Shows that running out of memory ends in a clear line.",
         test_only: true,
@@ -105,6 +136,7 @@ pub static KEYS: &[Key] = &[
             let kind = match kind {
                 "device" => AllocationKind::Device,
                 "host" => AllocationKind::Host,
+                "pin" => AllocationKind::Pin,
                 _ => return Err(()),
             };
             let every: u32 = every.parse().map_err(|_| ())?;

@@ -40,6 +40,19 @@ pub enum AllocationKind {
     Device,
     /// The host memory of an expert buffer.
     Host,
+    /// The registration of host memory with a device.
+    Pin,
+}
+
+/// What the tests make the CUDA driver look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CudaFault {
+    /// No libcuda.
+    Absent,
+    /// A release that is too old.
+    Old,
+    /// A device that cannot map memory into reserved addresses.
+    NoVmm,
 }
 
 /// Every n-th allocation of one kind fails (tests only).
@@ -60,6 +73,10 @@ pub struct Config {
     pub log: LogDetail,
     /// Share of the memory beside the dense weights that an unset context may claim, 0 to 1.
     pub ctx_share: f64,
+    /// The most host memory that is registered for direct reading, in MiB; `None` is three quarters of the RAM.
+    pub pin_budget_mb: Option<u64>,
+    /// What the CUDA driver is made to look like (tests only).
+    pub debug_cuda: Option<CudaFault>,
     /// The slot that panics at every call (tests only).
     pub debug_panic: Option<String>,
     /// The allocations that fail (tests only).
@@ -78,6 +95,8 @@ impl Default for Config {
             inner: Vec::new(),
             log: LogDetail::Notice,
             ctx_share: 0.30,
+            pin_budget_mb: None,
+            debug_cuda: None,
             debug_panic: None,
             debug_fail_alloc: None,
             debug_graph: None,

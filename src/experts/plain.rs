@@ -15,6 +15,7 @@ use crate::abi::inner;
 use crate::abi::tensor::{Patch, Tensor};
 use crate::buffer::{Buffer, BufferError};
 use crate::device::Device;
+use crate::gpu::{self, Memory, Place};
 use crate::graph::{IdsKey, TensorKey};
 use crate::telemetry::Counters;
 
@@ -50,7 +51,7 @@ pub(crate) struct Prepared<'a> {
 /// The plain path of one backend.
 #[derive(Debug, Default)]
 pub(crate) struct PlainPath {
-    scratch: Option<inner::Buffer>,
+    scratch: Option<Box<dyn Memory>>,
 }
 
 /// What is known of the ids of the products while they are prepared.
@@ -100,7 +101,7 @@ impl PlainPath {
                 let runs = known.map_or(&[][..], |known| &known.runs);
                 counters.expert_bytes += copy_runs(device, *product, weight, scratch, address, runs)?;
             }
-            let patch = Patch::new(*product, 0, address, scratch);
+            let patch = Patch::new(*product, 0, address, scratch.passport());
             patches.push(patch.ok_or_else(|| PlainError::Operand(product.name()))?);
             (product.key(), address, weight.nb(), ids.key()).hash(&mut hasher);
         }
@@ -109,18 +110,14 @@ impl PlainPath {
     }
 
     /// The scratch, grown to at least `bytes`.
-    fn scratch(&mut self, device: &Device, bytes: usize) -> Result<&inner::Buffer, BufferError> {
+    fn scratch(&mut self, device: &Device, bytes: usize) -> Result<&dyn Memory, BufferError> {
         let old = self.scratch.take().filter(|scratch| scratch.bytes() >= bytes);
         let scratch = match old {
             Some(scratch) => scratch,
             // The old one is freed first: both may not fit.
-            None => {
-                let scratch = Buffer::device_memory(device, bytes.max(ALIGNMENT))?;
-                scratch.mark_weights();
-                scratch
-            }
+            None => Buffer::device_memory(device, bytes.max(ALIGNMENT))?,
         };
-        Ok(self.scratch.insert(scratch))
+        Ok(&**self.scratch.insert(scratch))
     }
 }
 
@@ -156,7 +153,7 @@ fn copy_runs(
     device: &Device,
     product: Tensor<'_>,
     weight: Tensor<'_>,
-    scratch: &inner::Buffer,
+    scratch: &dyn Memory,
     address: usize,
     runs: &[Range<usize>],
 ) -> Result<u64, PlainError> {
@@ -164,15 +161,16 @@ fn copy_runs(
     let memory = weight.our_buffer().and_then(Buffer::host).ok_or_else(unreachable)?;
     let expert_bytes = weight.nb()[2];
     let whole = weight.bytes();
-    let mut copied = 0;
+    let mut copies = Vec::with_capacity(runs.len());
     for run in runs {
         let start = run.start * expert_bytes;
         let end = (run.end * expert_bytes + RUN_PADDING.min(expert_bytes)).min(whole);
         let range = memory.range(weight.data() + start, end - start).ok_or_else(unreachable)?;
-        scratch.write_range(address + start, range);
-        copied += range.bytes() as u64;
+        copies.push((Place { memory: scratch, address: address + start }, range));
     }
     // Another tensor may have lain here: what kernels read behind the last row must decode to zero.
-    scratch.fill(address + whole, 0, slot_bytes(device, weight) - whole);
-    Ok(copied)
+    let padding = Place { memory: scratch, address: address + whole };
+    device.driver().fill(padding, 0, slot_bytes(device, weight) - whole).map_err(BufferError::from)?;
+    gpu::upload_ranges(device.driver(), &copies).map_err(BufferError::from)?;
+    Ok(copies.iter().map(|(_, range)| range.bytes() as u64).sum())
 }

@@ -31,7 +31,7 @@ fn distinct_ids(nodes: &[Node]) -> Vec<IdsKey> {
     let mut all: Vec<IdsKey> = nodes
         .iter()
         .filter_map(|node| match node.kind {
-            Kind::ExpertProduct { ids } => Some(ids),
+            Kind::ExpertProduct { ids, .. } => Some(ids),
             _ => None,
         })
         .collect();
@@ -42,7 +42,7 @@ fn distinct_ids(nodes: &[Node]) -> Vec<IdsKey> {
 
 /// Marks the nodes that are products with these ids, or pair-wise nodes both fed by one and feeding one.
 fn between(nodes: &[Node], ids: IdsKey) -> Vec<bool> {
-    let is_product = |node: &Node| node.kind == Kind::ExpertProduct { ids };
+    let is_product = |node: &Node| matches!(node.kind, Kind::ExpertProduct { ids: own, .. } if own == ids);
     let mut fed = vec![false; nodes.len()];
     for (index, node) in nodes.iter().enumerate() {
         fed[index] = is_product(node) || (node.kind == Kind::PairWise && node.reads.iter().any(|&read| fed[read]));
@@ -124,14 +124,14 @@ fn without_overlaps(blocks: Vec<Block>) -> Vec<Block> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::TensorKey;
+    use crate::graph::{ExpertWeight, TensorKey};
 
     fn ids(owner: usize) -> IdsKey {
         IdsKey { owner: TensorKey(owner), offset: 0, used: 4, tokens: 1 }
     }
 
     fn product(owner: usize, reads: &[usize]) -> Node {
-        Node { kind: Kind::ExpertProduct { ids: ids(owner) }, reads: reads.to_vec() }
+        Node { kind: Kind::ExpertProduct { weight: ExpertWeight::Copied, ids: ids(owner) }, reads: reads.to_vec() }
     }
 
     fn pair(reads: &[usize]) -> Node {

@@ -8,8 +8,10 @@
 
 mod block;
 mod plan;
+mod replay;
 
 pub use plan::{Plan, PlanCache, PlanKey, Step, plan};
+pub use replay::{ReplayLedger, Run};
 
 /// Identity of a tensor: equal for the same tensor, meaningless otherwise. Never dereferenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,8 +20,10 @@ pub struct TensorKey(pub usize);
 /// What a node does, as far as the planner cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A product with expert weights that lie in the expert buffer (`MUL_MAT_ID`).
+    /// A product with expert weights that lie in an expert buffer (`MUL_MAT_ID`).
     ExpertProduct {
+        /// How the device gets at the weights.
+        weight: ExpertWeight,
         /// The tensor that names the experts of each token, with views resolved to the viewed tensor and `offset`.
         ids: IdsKey,
     },
@@ -27,6 +31,15 @@ pub enum Kind {
     PairWise,
     /// Anything else.
     Foreign,
+}
+
+/// How the inner device gets at expert weights in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertWeight {
+    /// The used experts are copied to the device before the product runs.
+    Copied,
+    /// Its kernels read them where they lie; the product runs like any node.
+    InPlace,
 }
 
 /// Identity of an id operand. Several views of one routing result with the same place and shape are the same operand.

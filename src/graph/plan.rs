@@ -4,30 +4,28 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Kind, Node, block};
+use super::{ExpertWeight, Kind, Node, block};
 
 /// One step of a plan. Steps run in order; each covers a run of nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nodes that the inner backend runs unchanged.
     Segment(Range<usize>),
-    /// A MoE block, foreign nodes inside its range included.
-    Block {
+    /// Nodes among which are products whose experts are copied to the device first: a MoE block, foreign nodes inside its range
+    /// included, or a single product that belongs to none.
+    Copied {
         /// All its nodes.
         range: Range<usize>,
-        /// The expert products among them.
+        /// The products whose experts are copied.
         products: Vec<usize>,
     },
-    /// One expert product that belongs to no recognised block.
-    Product(usize),
 }
 
 impl Step {
     /// The nodes of this step.
     pub fn range(&self) -> Range<usize> {
         match self {
-            Self::Segment(range) | Self::Block { range, .. } => range.clone(),
-            Self::Product(index) => *index..*index + 1,
+            Self::Segment(range) | Self::Copied { range, .. } => range.clone(),
         }
     }
 }
@@ -46,33 +44,42 @@ pub struct Plan {
 /// Cuts a graph into steps.
 pub fn plan(nodes: &[Node]) -> Plan {
     let blocks = block::find(nodes);
+    let mut in_block = vec![false; nodes.len()];
     let mut plan = Plan { blocks: blocks.len(), ..Plan::default() };
-    let mut next_block = blocks.into_iter().peekable();
-    let mut index = 0;
-    let mut segment_start = 0;
-    while index < nodes.len() {
-        let step = match next_block.next_if(|block| block.range.start == index) {
-            Some(block) => Step::Block { range: block.range, products: block.products },
-            None if matches!(nodes[index].kind, Kind::ExpertProduct { .. }) => {
-                plan.unrecognised.push(index);
-                Step::Product(index)
-            }
-            None => {
-                index += 1;
-                continue;
-            }
-        };
-        if segment_start < index {
-            plan.steps.push(Step::Segment(segment_start..index));
+    let mut copied: Vec<Step> = Vec::new();
+    for block in blocks {
+        block.products.iter().for_each(|&product| in_block[product] = true);
+        let products: Vec<usize> = block.products.into_iter().filter(|&product| is_copied(&nodes[product])).collect();
+        if !products.is_empty() {
+            copied.push(Step::Copied { range: block.range, products });
         }
-        index = step.range().end;
-        segment_start = index;
-        plan.steps.push(step);
     }
-    if segment_start < nodes.len() {
-        plan.steps.push(Step::Segment(segment_start..nodes.len()));
+    for (index, node) in nodes.iter().enumerate().filter(|(index, _)| !in_block[*index]) {
+        if matches!(node.kind, Kind::ExpertProduct { .. }) {
+            plan.unrecognised.push(index);
+        }
+        if is_copied(node) {
+            copied.push(Step::Copied { range: index..index + 1, products: vec![index] });
+        }
+    }
+    copied.sort_by_key(|step| step.range().start);
+    let mut done = 0;
+    for step in copied {
+        let Range { start, end } = step.range();
+        if done < start {
+            plan.steps.push(Step::Segment(done..start));
+        }
+        plan.steps.push(step);
+        done = end;
+    }
+    if done < nodes.len() {
+        plan.steps.push(Step::Segment(done..nodes.len()));
     }
     plan
+}
+
+fn is_copied(node: &Node) -> bool {
+    matches!(node.kind, Kind::ExpertProduct { weight: ExpertWeight::Copied, .. })
 }
 
 /// What makes a cached plan valid: the host's graph id (never 0), its first node and its length.
@@ -137,25 +144,22 @@ mod tests {
     use proptest::prelude::*;
 
     fn arbitrary_graph() -> impl Strategy<Value = Vec<Node>> {
-        proptest::collection::vec((0_u8..6, proptest::collection::vec(0_usize..1000, 0..4)), 0..60).prop_map(|raw| {
+        proptest::collection::vec((0_u8..8, proptest::collection::vec(0_usize..1000, 0..4)), 0..60).prop_map(|raw| {
             raw.into_iter()
                 .enumerate()
                 .map(|(index, (kind, reads))| Node {
                     kind: match kind {
-                        0 | 1 => Kind::ExpertProduct {
-                            ids: IdsKey { owner: TensorKey(usize::from(kind)), offset: 0, used: 2, tokens: 1 },
+                        0..=3 => Kind::ExpertProduct {
+                            weight: if kind % 2 == 0 { ExpertWeight::Copied } else { ExpertWeight::InPlace },
+                            ids: IdsKey { owner: TensorKey(usize::from(kind / 2)), offset: 0, used: 2, tokens: 1 },
                         },
-                        2..=4 => Kind::PairWise,
+                        4..=6 => Kind::PairWise,
                         _ => Kind::Foreign,
                     },
                     reads: reads.into_iter().filter(|_| index > 0).map(|read| read % index.max(1)).collect(),
                 })
                 .collect()
         })
-    }
-
-    fn is_product(node: &Node) -> bool {
-        matches!(node.kind, Kind::ExpertProduct { .. })
     }
 
     proptest! {
@@ -168,35 +172,41 @@ mod tests {
         }
 
         #[test]
-        fn no_expert_product_hides_in_a_segment(nodes in arbitrary_graph()) {
-            let plan = plan(&nodes);
+        fn every_product_that_must_be_copied_is_copied_once(nodes in arbitrary_graph()) {
             let mut handled = 0;
-            for step in &plan.steps {
+            for step in &plan(&nodes).steps {
                 match step {
-                    Step::Segment(range) => prop_assert!(!nodes[range.clone()].iter().any(is_product)),
-                    Step::Block { range, products } => {
-                        let inside: Vec<usize> = range.clone().filter(|&index| is_product(&nodes[index])).collect();
+                    Step::Segment(range) => prop_assert!(!nodes[range.clone()].iter().any(is_copied)),
+                    Step::Copied { range, products } => {
+                        let inside: Vec<usize> = range.clone().filter(|&index| is_copied(&nodes[index])).collect();
                         prop_assert_eq!(&inside, products);
                         handled += products.len();
                     }
-                    Step::Product(index) => {
-                        prop_assert!(is_product(&nodes[*index]));
-                        handled += 1;
-                    }
                 }
             }
-            prop_assert_eq!(handled, nodes.iter().filter(|node| is_product(node)).count());
+            prop_assert_eq!(handled, nodes.iter().filter(|node| is_copied(node)).count());
         }
 
         #[test]
-        fn nobody_inside_a_block_reads_its_results_but_its_own_products(nodes in arbitrary_graph()) {
+        fn nobody_inside_a_block_reads_its_results_but_its_own_nodes(nodes in arbitrary_graph()) {
             for step in plan(&nodes).steps {
-                if let Step::Block { range, products } = step {
+                if let Step::Copied { range, products } = step {
                     for index in range.clone().filter(|&index| nodes[index].kind == Kind::Foreign) {
                         prop_assert!(!nodes[index].reads.iter().any(|read| products.contains(read)));
                     }
                 }
             }
+        }
+
+        #[test]
+        fn a_graph_whose_experts_are_read_in_place_is_not_cut(nodes in arbitrary_graph()) {
+            let in_place: Vec<Node> = nodes.into_iter().map(|mut node| {
+                if let Kind::ExpertProduct { weight, .. } = &mut node.kind {
+                    *weight = ExpertWeight::InPlace;
+                }
+                node
+            }).collect();
+            prop_assert!(plan(&in_place).steps.len() <= 1);
         }
     }
 

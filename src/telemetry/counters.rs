@@ -21,6 +21,12 @@ pub struct Counters {
     pub plain_nodes: u64,
     /// Bytes of expert weights copied to the inner device.
     pub expert_bytes: u64,
+    /// Parts that the inner backend captured as CUDA graphs (a lower bound, see `graph::ReplayLedger`).
+    pub graphs_captured: u64,
+    /// Parts that it replayed.
+    pub graphs_replayed: u64,
+    /// Captured parts that changed and start over.
+    pub graphs_reset: u64,
 }
 
 impl Counters {
@@ -36,6 +42,9 @@ impl Counters {
             ("unrecognised", self.unrecognised),
             ("plain_nodes", self.plain_nodes),
             ("expert_bytes", self.expert_bytes),
+            ("graphs_captured", self.graphs_captured),
+            ("graphs_replayed", self.graphs_replayed),
+            ("graphs_reset", self.graphs_reset),
         ] {
             // Writing to a String cannot fail.
             let _ = write!(line, ",\"{name}\":{value}");

@@ -26,7 +26,6 @@ void ggml_abort(const char * file, int line, const char * fmt, ...) {
 #define ABI_STRUCT(tag)        printf("struct %s %zu align %zu\n", #tag, sizeof(struct tag), _Alignof(struct tag));
 #define ABI_FIELD(tag, member) printf("field %s.%s at %zu size %zu\n", #tag, #member, offsetof(struct tag, member), \
                                       sizeof(((struct tag *) 0)->member));
-#define ABI_FUNCTION(name)     printf("function %s\n", #name);
 
 int main(void) {
 #include "list.h"

@@ -1,5 +1,5 @@
 /*
- * Every item of ggml-headers/api3 that the conformance test compares. No include guard: it is included with the macros
+ * Every item of ggml-abi.h (ggml-headers/api3) that the conformance test compares. No include guard: it is included with the macros
  * defined in different ways. The test fails when the bindings hold an item that is not listed here.
  */
 
@@ -173,32 +173,3 @@ ABI_FIELD(ggml_backend_reg, api_version) ABI_FIELD(ggml_backend_reg, iface) ABI_
 
 ABI_STRUCT(ggml_backend_feature)
 ABI_FIELD(ggml_backend_feature, name) ABI_FIELD(ggml_backend_feature, value)
-
-/* Imported functions: ggml-imports.h. */
-ABI_FUNCTION(ggml_backend_reg_count) ABI_FUNCTION(ggml_backend_reg_get) ABI_FUNCTION(ggml_backend_dev_count)
-ABI_FUNCTION(ggml_backend_dev_get) ABI_FUNCTION(ggml_backend_reg_name) ABI_FUNCTION(ggml_backend_reg_get_proc_address)
-ABI_FUNCTION(ggml_backend_dev_name) ABI_FUNCTION(ggml_backend_dev_description) ABI_FUNCTION(ggml_backend_dev_memory)
-ABI_FUNCTION(ggml_backend_dev_type) ABI_FUNCTION(ggml_backend_dev_get_props)
-ABI_FUNCTION(ggml_backend_dev_backend_reg) ABI_FUNCTION(ggml_backend_dev_init)
-ABI_FUNCTION(ggml_backend_dev_buffer_type) ABI_FUNCTION(ggml_backend_dev_host_buffer_type)
-ABI_FUNCTION(ggml_backend_dev_supports_op) ABI_FUNCTION(ggml_backend_buft_alloc_buffer)
-ABI_FUNCTION(ggml_backend_buft_get_alignment) ABI_FUNCTION(ggml_backend_buft_get_max_size)
-ABI_FUNCTION(ggml_backend_buft_get_alloc_size) ABI_FUNCTION(ggml_backend_cpu_buffer_type)
-ABI_FUNCTION(ggml_backend_buffer_init) ABI_FUNCTION(ggml_backend_buffer_free)
-ABI_FUNCTION(ggml_backend_buffer_get_base) ABI_FUNCTION(ggml_backend_buffer_get_size)
-ABI_FUNCTION(ggml_backend_buffer_clear) ABI_FUNCTION(ggml_backend_buffer_set_usage)
-ABI_FUNCTION(ggml_backend_buffer_get_usage) ABI_FUNCTION(ggml_backend_buffer_get_type)
-ABI_FUNCTION(ggml_backend_buffer_reset) ABI_FUNCTION(ggml_backend_tensor_set) ABI_FUNCTION(ggml_backend_tensor_get)
-ABI_FUNCTION(ggml_backend_tensor_memset) ABI_FUNCTION(ggml_backend_tensor_set_2d)
-ABI_FUNCTION(ggml_backend_tensor_get_2d) ABI_FUNCTION(ggml_backend_tensor_set_async)
-ABI_FUNCTION(ggml_backend_tensor_get_async) ABI_FUNCTION(ggml_backend_buffer_copy_tensor)
-ABI_FUNCTION(ggml_backend_free) ABI_FUNCTION(ggml_backend_synchronize) ABI_FUNCTION(ggml_backend_graph_compute_async)
-ABI_FUNCTION(ggml_backend_event_new) ABI_FUNCTION(ggml_backend_event_free) ABI_FUNCTION(ggml_backend_event_record)
-ABI_FUNCTION(ggml_backend_event_synchronize) ABI_FUNCTION(ggml_backend_event_wait) ABI_FUNCTION(ggml_op_name)
-ABI_FUNCTION(ggml_type_name) ABI_FUNCTION(ggml_row_size) ABI_FUNCTION(ggml_is_quantized) ABI_FUNCTION(ggml_nbytes)
-ABI_FUNCTION(ggml_tensor_overhead) ABI_FUNCTION(ggml_get_name) ABI_FUNCTION(ggml_set_name)
-ABI_FUNCTION(ggml_set_input) ABI_FUNCTION(ggml_init) ABI_FUNCTION(ggml_free) ABI_FUNCTION(ggml_new_tensor_3d)
-ABI_FUNCTION(ggml_view_1d) ABI_FUNCTION(ggml_add) ABI_FUNCTION(ggml_graph_overhead_custom)
-ABI_FUNCTION(ggml_new_graph_custom) ABI_FUNCTION(ggml_graph_size) ABI_FUNCTION(ggml_graph_n_nodes)
-ABI_FUNCTION(ggml_graph_node) ABI_FUNCTION(ggml_graph_nodes) ABI_FUNCTION(ggml_graph_add_node)
-ABI_FUNCTION(ggml_build_forward_expand) ABI_FUNCTION(ggml_log_internal)

@@ -1,8 +1,9 @@
 /*
  * Compiles only where ggml's own declarations and ours agree in type. Nothing here runs.
  *
- * declarations.inc is made by abi_conformance.rs from ggml-headers: our typedefs word by word (C11 lets a typedef stand
- * twice only if both mean the same), and our structs under the name mirror_TAG, so that both can be seen at once.
+ * Two files are made by abi_conformance.rs from ggml-headers. declarations.inc: our typedefs word by word (C11 lets a typedef
+ * stand twice only if both mean the same), and our structs under the name mirror_TAG, so that both can be seen at once.
+ * functions.inc: ABI_FUNCTION(NAME) for each fn_NAME.
  */
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
@@ -23,4 +24,5 @@
                    #tag "." #member " has another type upstream");
 #define ABI_FUNCTION(name) fn_##name upstream_##name = name;
 
+#include "functions.inc"
 #include "list.h"

@@ -150,9 +150,9 @@ unsafe extern "C" fn set_tensor_async(
     let body = |backend: &Backend| {
         // SAFETY: the host passes a tensor that is valid during the call.
         let (buffer, address) = unsafe { device_place(tensor, offset, size) }?;
-        if let Some(inner) = buffer.inner() {
+        if let Some(memory) = buffer.memory() {
             // SAFETY: the host passes `size` readable bytes that stay until it synchronizes.
-            unsafe { backend.inner.write_async(inner, address, data, size) };
+            unsafe { backend.inner.write_async(memory.passport(), address, data, size) };
         } else if let Some(memory) = buffer.host() {
             backend.inner.synchronize();
             // SAFETY: the host passes `size` readable bytes.
@@ -174,9 +174,9 @@ unsafe extern "C" fn get_tensor_async(
     let body = |backend: &Backend| {
         // SAFETY: the host passes a tensor that is valid during the call.
         let (buffer, address) = unsafe { device_place(tensor, offset, size) }?;
-        if let Some(inner) = buffer.inner() {
+        if let Some(memory) = buffer.memory() {
             // SAFETY: the host passes `size` writable bytes that stay until it synchronizes.
-            unsafe { backend.inner.read_async(inner, address, data, size) };
+            unsafe { backend.inner.read_async(memory.passport(), address, data, size) };
         } else if let Some(memory) = buffer.host() {
             // SAFETY: the host passes `size` writable bytes.
             unsafe { memory.read(address, data, size) };

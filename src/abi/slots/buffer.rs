@@ -9,11 +9,11 @@ use super::super::boundary::{Slot, guard};
 use super::super::gen_api3 as api3;
 use super::super::handle::{self, Kind, NotOurs};
 use super::super::host::host;
-use super::super::inner::{self, Rows};
 use super::super::layout::{Words, field};
 use super::super::tensor::{BufferTypeKey, Tensor};
 use super::{behind, buffer_type, put, reg};
 use crate::buffer::{Buffer, BufferError, Place};
+use crate::gpu::{self, Rows};
 
 impl Kind for Buffer {
     const TAG: u64 = 0x4d6f_4542_7566_0004;
@@ -89,7 +89,7 @@ pub(crate) fn download(tensor: Tensor<'_>) -> Option<Vec<u8>> {
     if let Some(buffer) = tensor.our_buffer() {
         let place = buffer.place(tensor, 0, bytes.len()).ok()?;
         // SAFETY: the vector holds the place's bytes.
-        unsafe { read(buffer, place, target) };
+        unsafe { read(buffer, place, target, Rows::one(bytes.len())) }.ok()?;
     } else if tensor.raw_buffer().is_null() || tensor.data() == 0 {
         return None;
     } else {
@@ -99,32 +99,44 @@ pub(crate) fn download(tensor: Tensor<'_>) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Copies out of a buffer.
+/// Copies rows out of a buffer. The place spans them.
 ///
 /// # Safety
-/// `target` is writable for the place's bytes.
-unsafe fn read(buffer: &Buffer, place: Place, target: *mut c_void) {
-    if let Some(inner) = buffer.inner() {
-        // SAFETY: a `Place` lies in its buffer; the target is the caller's.
-        unsafe { inner.read(place.address, target, place.bytes) };
+/// Every row of the target is writable.
+unsafe fn read(buffer: &Buffer, place: Place, target: *mut c_void, rows: Rows) -> Result<(), BufferError> {
+    if let Some(memory) = buffer.memory() {
+        let driver = buffer.device().driver();
+        // SAFETY: a `Place` lies in its buffer; the target is the caller's, and is waited for here.
+        unsafe { driver.download(target, gpu::Place { memory, address: place.address }, rows) }?;
+        driver.synchronize()?;
     } else if let Some(memory) = buffer.host() {
-        // SAFETY: the target is the caller's.
-        unsafe { memory.read(place.address, target, place.bytes) };
+        for row in 0..rows.count {
+            let target = target.wrapping_byte_add(row * rows.host_stride);
+            // SAFETY: the target is the caller's.
+            unsafe { memory.read(place.address + row * rows.stride, target, rows.size) };
+        }
     }
+    Ok(())
 }
 
-/// Copies into a buffer.
+/// Copies rows into a buffer. The place spans them.
 ///
 /// # Safety
-/// `source` is readable for the place's bytes.
-unsafe fn write(buffer: &Buffer, place: Place, source: *const c_void) {
-    if let Some(inner) = buffer.inner() {
-        // SAFETY: a `Place` lies in its buffer; the source is the caller's.
-        unsafe { inner.write(place.address, source, place.bytes) };
+/// Every row of the source is readable.
+unsafe fn write(buffer: &Buffer, place: Place, source: *const c_void, rows: Rows) -> Result<(), BufferError> {
+    if let Some(memory) = buffer.memory() {
+        let driver = buffer.device().driver();
+        // SAFETY: a `Place` lies in its buffer; the source is the caller's, and is waited for here.
+        unsafe { driver.upload(gpu::Place { memory, address: place.address }, source, rows) }?;
+        driver.synchronize()?;
     } else if let Some(memory) = buffer.host() {
-        // SAFETY: the source is the caller's.
-        unsafe { memory.write(place.address, source, place.bytes) };
+        for row in 0..rows.count {
+            let source = source.wrapping_byte_add(row * rows.host_stride);
+            // SAFETY: the source is the caller's.
+            unsafe { memory.write(place.address + row * rows.stride, source, rows.size) };
+        }
     }
+    Ok(())
 }
 
 /// Poisons the device of a buffer whose content the host can no longer trust.
@@ -218,7 +230,7 @@ unsafe extern "C" fn memset_tensor(
             let memory = unsafe { of(buffer) }?;
             // SAFETY: as in `init_tensor`.
             let place = memory.place(unsafe { given(tensor) }?, offset, size)?;
-            memory.fill(place, value);
+            memory.fill(place, value)?;
             Ok::<_, AccessError>(())
         },
     );
@@ -241,7 +253,7 @@ unsafe extern "C" fn set_tensor(
             // SAFETY: as in `init_tensor`.
             let place = memory.place(unsafe { given(tensor) }?, offset, size)?;
             // SAFETY: the host passes `size` readable bytes.
-            unsafe { write(memory, place, data) };
+            unsafe { write(memory, place, data, Rows::one(size)) }?;
             Ok::<_, AccessError>(())
         },
     );
@@ -266,7 +278,7 @@ unsafe extern "C" fn get_tensor(
         // SAFETY: as in `init_tensor`.
         let place = memory.place(unsafe { given(tensor) }?, offset, size)?;
         // SAFETY: the host passes `size` writable bytes.
-        unsafe { read(memory, place, data) };
+        unsafe { read(memory, place, data, Rows::one(size)) }?;
         Ok::<_, AccessError>(())
     });
 }
@@ -280,14 +292,6 @@ unsafe fn zero(data: *mut c_void, size: usize) {
         // SAFETY: the caller's contract.
         unsafe { data.cast::<u8>().write_bytes(0, size) };
     }
-}
-
-/// Rows that the host names, and the place of all of them together, checked before the first is touched; `None` without any.
-fn rows_of(memory: &Buffer, tensor: Tensor<'_>, offset: usize, rows: Rows) -> Result<Option<Place>, AccessError> {
-    if rows.count == 0 || rows.size == 0 {
-        return Ok(None);
-    }
-    Ok(Some(memory.place(tensor, offset, rows.extent())?))
 }
 
 unsafe extern "C" fn set_tensor_2d(
@@ -309,17 +313,11 @@ unsafe extern "C" fn set_tensor_2d(
             let memory = unsafe { of(buffer) }?;
             // SAFETY: as in `init_tensor`.
             let tensor = unsafe { given(tensor) }?;
-            let rows = Rows { size, count: copies, stride: stride_tensor, stride_other: stride_data };
-            let Some(all) = rows_of(memory, tensor, offset, rows)? else { return Ok(()) };
-            if let Some(inner) = memory.inner() {
-                // SAFETY: the host passes rows of `size` readable bytes, `stride_data` apart; the target was checked.
-                unsafe { inner.write_rows(all.address, data, rows) };
-            } else if let Some(memory) = memory.host() {
-                for row in 0..copies {
-                    let source = data.wrapping_byte_add(row * stride_data);
-                    // SAFETY: as above.
-                    unsafe { memory.write(all.address + row * stride_tensor, source, size) };
-                }
+            let rows = Rows { size, count: copies, stride: stride_tensor, host_stride: stride_data };
+            if !rows.is_empty() {
+                let place = memory.place(tensor, offset, rows.extent())?;
+                // SAFETY: the host passes rows of `size` readable bytes, `stride_data` apart.
+                unsafe { write(memory, place, data, rows) }?;
             }
             Ok::<_, AccessError>(())
         },
@@ -349,17 +347,11 @@ unsafe extern "C" fn get_tensor_2d(
         let memory = unsafe { of(buffer) }?;
         // SAFETY: as in `init_tensor`.
         let tensor = unsafe { given(tensor) }?;
-        let rows = Rows { size, count: copies, stride: stride_tensor, stride_other: stride_data };
-        let Some(all) = rows_of(memory, tensor, offset, rows)? else { return Ok(()) };
-        if let Some(inner) = memory.inner() {
-            // SAFETY: the host passes rows of `size` writable bytes, `stride_data` apart; the source was checked.
-            unsafe { inner.read_rows(all.address, data, rows) };
-        } else if let Some(memory) = memory.host() {
-            for row in 0..copies {
-                let target = data.wrapping_byte_add(row * stride_data);
-                // SAFETY: as above.
-                unsafe { memory.read(all.address + row * stride_tensor, target, size) };
-            }
+        let rows = Rows { size, count: copies, stride: stride_tensor, host_stride: stride_data };
+        if !rows.is_empty() {
+            let place = memory.place(tensor, offset, rows.extent())?;
+            // SAFETY: the host passes rows of `size` writable bytes, `stride_data` apart.
+            unsafe { read(memory, place, data, rows) }?;
         }
         Ok::<_, AccessError>(())
     });
@@ -379,18 +371,38 @@ unsafe extern "C" fn cpy_tensor(
             let memory = unsafe { of(buffer) }?;
             // SAFETY: as in `init_tensor`.
             let (source, target) = (unsafe { given(src) }?, unsafe { given(dst) }?);
-            let from = source.our_buffer().and_then(Buffer::inner);
-            Ok::<_, AccessError>(match (from, memory.inner()) {
-                (Some(from), Some(to)) => inner::Buffer::copy((from, source), (to, target)),
-                _ => false,
-            })
+            copy_on_device(memory, source, target)
         },
     )
 }
 
+fn copy_on_device(memory: &Buffer, source: Tensor<'_>, target: Tensor<'_>) -> Result<bool, AccessError> {
+    let bytes = source.bytes();
+    let Some(from) = source.our_buffer() else {
+        return Ok(false);
+    };
+    let (Some(from_memory), Some(to_memory)) = (from.memory(), memory.memory()) else {
+        return Ok(false);
+    };
+    let to = gpu::Place { memory: to_memory, address: memory.place(target, 0, bytes)?.address };
+    let from = gpu::Place { memory: from_memory, address: from.place(source, 0, bytes)?.address };
+    let driver = memory.device().driver();
+    let copied = driver.copy(to, from, bytes).map_err(BufferError::from)?;
+    driver.synchronize().map_err(BufferError::from)?;
+    Ok(copied)
+}
+
 unsafe extern "C" fn clear(buffer: *mut api3::ggml_backend_buffer, value: u8) {
-    // SAFETY: as in `get_base`.
-    guard(Slot::BufferClear, || unsafe { poison(buffer) }, || unsafe { of(buffer) }.map(|memory| memory.clear(value)));
+    guard(
+        Slot::BufferClear,
+        // SAFETY: as in `get_base`.
+        || unsafe { poison(buffer) },
+        || {
+            // SAFETY: as in `get_base`.
+            unsafe { of(buffer) }?.clear(value)?;
+            Ok::<_, AccessError>(())
+        },
+    );
 }
 
 unsafe extern "C" fn reset(buffer: *mut api3::ggml_backend_buffer) {

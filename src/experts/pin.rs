@@ -1,0 +1,218 @@
+//! Registration of expert buffers with the device, in the background: the device then reads experts where they lie.
+//!
+//! Owns: the registrations of one expert buffer and the thread that makes them.
+//! Invariants: a chunk never cuts a tensor (a kernel that reads a tensor must find all of it registered, padding included); chunks are
+//! registered in address order until the budget or the system says no; everything is taken back before the memory is unmapped.
+//! Threads: one, named `ggml-moe-pin`, from the first graph until the last chunk or the end of the buffer. It holds no lock while it
+//! registers. A panic in it ends the registration and is told; what is registered by then stays usable.
+//! Does not: read or write the memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::{Mutex, RwLock};
+
+use super::HostMemory;
+use crate::config::AllocationKind;
+use crate::device::Device;
+use crate::gpu::{DriverError, Registration};
+use crate::telemetry::log;
+
+/// Chunks hold whole tensors until they reach this size.
+const CHUNK_BYTES: usize = 512 << 20;
+
+/// The registration of one expert buffer.
+pub(crate) struct Pinner {
+    shared: Arc<Shared>,
+    started: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    device: &'static Device,
+    memory: Arc<HostMemory>,
+    tensors: Mutex<Vec<Range<usize>>>,
+    chunks: RwLock<Vec<Chunk>>,
+    stop: AtomicBool,
+}
+
+struct Chunk {
+    range: Range<usize>,
+    _registration: Box<dyn Registration>,
+}
+
+impl Pinner {
+    /// A pinner for a buffer; it does nothing before [`Pinner::start`].
+    pub(crate) fn new(device: &'static Device, memory: Arc<HostMemory>) -> Self {
+        let shared = Shared {
+            device,
+            memory,
+            tensors: Mutex::new(Vec::new()),
+            chunks: RwLock::new(Vec::new()),
+            stop: AtomicBool::new(false),
+        };
+        Self { shared: Arc::new(shared), started: AtomicBool::new(false), thread: Mutex::new(None) }
+    }
+
+    /// A tensor was given its place, padding included.
+    pub(crate) fn add(&self, address: usize, bytes: usize) {
+        self.shared.tensors.lock().push(address..address.saturating_add(bytes));
+    }
+
+    /// Starts the registration, once.
+    pub(crate) fn start(&self) {
+        if self.started.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let work = move || {
+            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.run()));
+            if told.is_err() {
+                log::error(&format!(
+                    "{}: pinning ended by a panic; the other experts are copied when used",
+                    shared.device.label()
+                ));
+            }
+        };
+        match std::thread::Builder::new().name("ggml-moe-pin".to_owned()).spawn(work) {
+            Ok(thread) => *self.thread.lock() = Some(thread),
+            Err(error) => log::notice(&format!(
+                "{}: no thread to pin memory with ({error}); experts are copied when used",
+                self.shared.device.label()
+            )),
+        }
+    }
+
+    /// Whether the tensor at this address is registered.
+    pub(crate) fn holds(&self, address: usize) -> bool {
+        self.shared.chunks.read().iter().any(|chunk| chunk.range.contains(&address))
+    }
+}
+
+impl Drop for Pinner {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            // The thread catches its own panics; nothing is left to do for one that it could not.
+        }
+        let chunks = std::mem::take(&mut *self.shared.chunks.write());
+        let bytes = chunks.iter().map(|chunk| chunk.range.len()).sum();
+        drop(chunks);
+        self.shared.device.release_pinned(bytes);
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let all = chunks(self.tensors.lock().clone(), CHUNK_BYTES);
+        let whole: usize = all.iter().map(Range::len).sum();
+        let mut pinned = 0;
+        for chunk in all {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let bytes = chunk.len();
+            if !self.device.claim_pinned(bytes) {
+                let limit = self.device.pin_limit_bytes() >> 20;
+                return self.tell(pinned, whole, &format!("pin-budget-mb allows {limit}"));
+            }
+            match self.register(&chunk) {
+                Ok(registration) => self.chunks.write().push(Chunk { range: chunk, _registration: registration }),
+                Err(error) => {
+                    self.device.release_pinned(bytes);
+                    if let DriverError::Unsupported(reason) = error {
+                        return log::info(&format!("{}: experts are copied when used: {reason}", self.device.label()));
+                    }
+                    let hint = format!(
+                        "pinning was refused ({error}); raise the limit of locked memory (ulimit -l) or set pin-budget-mb"
+                    );
+                    return self.tell(pinned, whole, &hint);
+                }
+            }
+            pinned += bytes;
+            // Plans made so far still copy what can now be read in place.
+            self.device.bump_layout_epoch();
+        }
+        if pinned > 0 {
+            log::info(&format!(
+                "{}: {} MiB of experts pinned; {} reads them in place",
+                self.device.label(),
+                pinned >> 20,
+                self.device.inner_name
+            ));
+        }
+    }
+
+    // UNSAFETY: promises the driver that the memory outlives the registration.
+    #[expect(unsafe_code, reason = "promises the driver that the memory outlives the registration")]
+    fn register(&self, chunk: &Range<usize>) -> Result<Box<dyn Registration>, DriverError> {
+        if self.device.allocation_fails(AllocationKind::Pin) {
+            return Err(DriverError::OutOfMemory);
+        }
+        let range = self
+            .memory
+            .range(chunk.start, chunk.len())
+            .ok_or(DriverError::Unsupported("a tensor outside its buffer"))?;
+        // SAFETY: `self.memory` is kept by this object; the registration is dropped before it, by `Pinner::drop` or with `chunks`.
+        unsafe { self.device.driver().register(range) }
+    }
+
+    fn tell(&self, pinned: usize, whole: usize, why: &str) {
+        log::notice(&format!(
+            "{}: {} of {} MiB of experts pinned: {why}; the others are copied when used",
+            self.device.label(),
+            pinned >> 20,
+            whole >> 20
+        ));
+    }
+}
+
+/// Joins tensors, in address order, to chunks of at least `size` bytes (the last may be smaller). No chunk cuts a tensor, and chunks do not
+/// overlap; each spans from its first tensor to behind its last.
+fn chunks(mut tensors: Vec<Range<usize>>, size: usize) -> Vec<Range<usize>> {
+    tensors.sort_by_key(|tensor| tensor.start);
+    let mut chunks: Vec<Range<usize>> = Vec::new();
+    for tensor in tensors {
+        match chunks.last_mut() {
+            Some(chunk) if chunk.len() < size || tensor.start < chunk.end => chunk.end = chunk.end.max(tensor.end),
+            _ => chunks.push(tensor),
+        }
+    }
+    chunks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn tensors_are_joined_up_to_the_size() {
+        let tensors = vec![0..10, 10..20, 20..30, 30..100, 100..101];
+        assert_eq!(chunks(tensors, 15), [0..20, 20..100, 100..101]);
+        assert_eq!(chunks(vec![], 15), []);
+    }
+
+    proptest! {
+        #[test]
+        fn no_chunk_cuts_a_tensor(sizes in proptest::collection::vec((0_usize..8, 1_usize..50), 0..40), size in 1_usize..100) {
+            let mut start = 0;
+            let tensors: Vec<Range<usize>> = sizes.into_iter().map(|(gap, bytes)| {
+                let range = start + gap..start + gap + bytes;
+                start = range.end;
+                range
+            }).collect();
+            let chunks = chunks(tensors.clone(), size);
+            for tensor in &tensors {
+                let holders = chunks.iter().filter(|chunk| chunk.start <= tensor.start && tensor.end <= chunk.end);
+                prop_assert_eq!(holders.count(), 1);
+            }
+            prop_assert!(chunks.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            prop_assert!(chunks.iter().rev().skip(1).all(|chunk| chunk.len() >= size));
+        }
+    }
+}

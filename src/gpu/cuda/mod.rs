@@ -1,0 +1,116 @@
+//! The driver for CUDA devices: the CUDA driver API through cudarc, loaded at run time.
+//!
+//! Owns: the primary context that it retains, one stream of its own, memory in reservations of address space.
+//! Files: `context` (which device, what it can), `memory` (reservations, physical memory, registered host memory), `stream` (copies and
+//! fills), `launch` (own kernels; the only place that launches one).
+//! Invariants: cudarc panics when libcuda is absent, so its presence and version are asked first. The context is the primary one, which
+//! ggml's runtime calls use too; it is made current on the calling thread before each call and left so, as the runtime leaves it.
+//! Threads: any; a stream orders the work of all of them.
+//! Does not: touch the inner backend's stream.
+
+mod context;
+mod launch;
+mod memory;
+mod stream;
+
+use core::ffi::c_void;
+use std::sync::Arc;
+
+use super::{Driver, DriverError, Memory, Place, Registration, Rows};
+use crate::abi::inner::{self, Passport};
+use crate::config::CudaFault;
+use crate::experts::HostRange;
+
+use context::Context;
+use memory::{Registered, Reservation};
+use stream::Stream;
+
+/// The driver of one CUDA device.
+#[derive(Debug)]
+pub(crate) struct Cuda {
+    // Dropped before the context that it belongs to.
+    stream: Stream,
+    context: Arc<Context>,
+    passport: Passport,
+}
+
+impl Cuda {
+    /// The driver for an inner device of ggml's CUDA backend; Err says in one line why there is none.
+    pub(super) fn open(
+        device: &inner::Device,
+        buffer_type: inner::BufferType,
+        fault: Option<CudaFault>,
+    ) -> Result<Self, String> {
+        let id = device.id().ok_or("the CUDA device tells no PCI id")?;
+        let context = Context::open(&id, fault)?;
+        let passport = buffer_type.passport().ok_or("ggml gave no buffer object")?;
+        Self::over(context, passport).map_err(|error| error.to_string())
+    }
+
+    fn over(context: Context, passport: Passport) -> Result<Self, DriverError> {
+        let context = Arc::new(context);
+        let stream = Stream::new(Arc::clone(&context))?;
+        Ok(Self { stream, context, passport })
+    }
+}
+
+/// The driver of the first CUDA device, without ggml: for the driver suite on a machine with a GPU.
+#[cfg(test)]
+pub(super) fn for_tests() -> Box<dyn Driver> {
+    let context = Context::open_first().expect("a CUDA device");
+    Box::new(Cuda::over(context, Passport::none()).expect("a stream"))
+}
+
+impl Driver for Cuda {
+    fn name(&self) -> &'static str {
+        "CUDA driver API"
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>, DriverError> {
+        Ok(Box::new(Reservation::new(&self.context, bytes, self.passport)?))
+    }
+
+    fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {
+        // SAFETY: the contract says that the range lies in a memory of this driver.
+        unsafe { self.stream.fill(target.address, value, bytes) }
+    }
+
+    unsafe fn upload(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
+        // SAFETY: the range lies in a memory of this driver, the source is the caller's.
+        unsafe { self.stream.upload(target.address, source, rows) }
+    }
+
+    unsafe fn download(&self, target: *mut c_void, source: Place<'_>, rows: Rows) -> Result<(), DriverError> {
+        // SAFETY: the range lies in a memory of this driver, the target is the caller's.
+        unsafe { self.stream.download(target, source.address, rows) }
+    }
+
+    fn copy(&self, target: Place<'_>, source: Place<'_>, bytes: usize) -> Result<bool, DriverError> {
+        // SAFETY: both ranges lie in memories of this kind of driver; addresses are unique over all devices of a process.
+        unsafe { self.stream.copy(target.address, source.address, bytes) }.map(|()| true)
+    }
+
+    fn synchronize(&self) -> Result<(), DriverError> {
+        self.stream.synchronize()
+    }
+
+    unsafe fn register(&self, range: HostRange<'_>) -> Result<Box<dyn Registration>, DriverError> {
+        // SAFETY: the caller keeps the range mapped until the registration is dropped.
+        let registered = unsafe { Registered::new(&self.context, range) }?;
+        Ok(Box::new(registered))
+    }
+}
+
+/// Names a failed call.
+fn failed(what: &'static str) -> impl Fn(cudarc::driver::DriverError) -> DriverError {
+    move |error| {
+        if error.0 == cudarc::driver::sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return DriverError::OutOfMemory;
+        }
+        let why = match error.error_name() {
+            Ok(name) => name.to_string_lossy().into_owned(),
+            Err(_) => format!("{:?}", error.0),
+        };
+        DriverError::Failed { what, why }
+    }
+}

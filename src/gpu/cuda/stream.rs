@@ -1,0 +1,160 @@
+//! Copies and fills, on one stream of our own. It is non-blocking: not ordered against ggml's streams nor the legacy default stream.
+
+use core::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::result;
+use cudarc::driver::sys;
+
+use super::super::{DriverError, Rows};
+use super::context::Context;
+use super::failed;
+use super::launch::Kernels;
+
+/// A stream and the kernels that run on it.
+#[derive(Debug)]
+pub(super) struct Stream {
+    context: Arc<Context>,
+    stream: sys::CUstream,
+    kernels: Kernels,
+}
+
+// SAFETY: a stream handle may be used from any thread with its context current; the driver serialises the calls.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A new stream, and our kernels loaded.
+    pub(super) fn new(context: Arc<Context>) -> Result<Self, DriverError> {
+        context.enter()?;
+        let kernels = Kernels::load()?;
+        let stream =
+            result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("cuStreamCreate"))?;
+        Ok(Self { context, stream, kernels })
+    }
+
+    /// Sets bytes.
+    ///
+    /// # Safety
+    /// The range is device memory.
+    pub(super) unsafe fn fill(&self, address: usize, value: u8, bytes: usize) -> Result<(), DriverError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: the caller's contract; the stream belongs to the current context.
+        unsafe { self.kernels.fill(self.stream, address as u64, bytes as u64, value) }
+    }
+
+    /// Copies rows from the host.
+    ///
+    /// # Safety
+    /// The target rows are device memory; the source rows are readable until [`Stream::synchronize`] returns.
+    pub(super) unsafe fn upload(&self, address: usize, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.context.enter()?;
+        if rows.count == 1 {
+            // SAFETY: the caller's contract.
+            return unsafe { sys::cuMemcpyHtoDAsync_v2(address as u64, source, rows.size, self.stream) }
+                .result()
+                .map_err(failed("cuMemcpyHtoDAsync"));
+        }
+        let mut copy = two_dimensional(rows);
+        copy.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
+        copy.srcHost = source;
+        copy.srcPitch = rows.host_stride;
+        copy.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        copy.dstDevice = address as u64;
+        copy.dstPitch = rows.stride;
+        // SAFETY: the caller's contract.
+        unsafe { self.copy_rows(&copy) }
+    }
+
+    /// Copies rows to the host.
+    ///
+    /// # Safety
+    /// The source rows are device memory; the target rows are writable until [`Stream::synchronize`] returns.
+    pub(super) unsafe fn download(&self, target: *mut c_void, address: usize, rows: Rows) -> Result<(), DriverError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.context.enter()?;
+        if rows.count == 1 {
+            // SAFETY: the caller's contract.
+            return unsafe { sys::cuMemcpyDtoHAsync_v2(target, address as u64, rows.size, self.stream) }
+                .result()
+                .map_err(failed("cuMemcpyDtoHAsync"));
+        }
+        let mut copy = two_dimensional(rows);
+        copy.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        copy.srcDevice = address as u64;
+        copy.srcPitch = rows.stride;
+        copy.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
+        copy.dstHost = target;
+        copy.dstPitch = rows.host_stride;
+        // SAFETY: the caller's contract.
+        unsafe { self.copy_rows(&copy) }
+    }
+
+    /// # Safety
+    /// Every row of the copy is accessible.
+    unsafe fn copy_rows(&self, copy: &sys::CUDA_MEMCPY2D) -> Result<(), DriverError> {
+        // SAFETY: a valid description by the caller's contract.
+        unsafe { sys::cuMemcpy2DAsync_v2(core::ptr::from_ref(copy), self.stream) }
+            .result()
+            .map_err(failed("cuMemcpy2DAsync"))
+    }
+
+    /// Copies on the device, or between devices.
+    ///
+    /// # Safety
+    /// Both ranges are device memory.
+    pub(super) unsafe fn copy(&self, target: usize, source: usize, bytes: usize) -> Result<(), DriverError> {
+        self.context.enter()?;
+        // SAFETY: the caller's contract; addresses are unique over all devices, so the driver finds both.
+        unsafe { sys::cuMemcpyAsync(target as u64, source as u64, bytes, self.stream) }
+            .result()
+            .map_err(failed("cuMemcpyAsync"))
+    }
+
+    /// Waits for everything on this stream.
+    pub(super) fn synchronize(&self) -> Result<(), DriverError> {
+        self.context.enter()?;
+        // SAFETY: a stream of the current context.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(failed("cuStreamSynchronize"))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: made in `new`, destroyed once; queued work still runs to its end.
+            let _ = unsafe { result::stream::destroy(self.stream) };
+        }
+    }
+}
+
+/// A copy of rows between two places that the caller fills in.
+fn two_dimensional(rows: Rows) -> sys::CUDA_MEMCPY2D {
+    sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        srcHost: core::ptr::null(),
+        srcDevice: 0,
+        srcArray: core::ptr::null_mut(),
+        srcPitch: 0,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: core::ptr::null_mut(),
+        dstDevice: 0,
+        dstArray: core::ptr::null_mut(),
+        dstPitch: 0,
+        WidthInBytes: rows.size,
+        Height: rows.count,
+    }
+}

@@ -1,0 +1,83 @@
+//! The driver for any device: ggml's own functions on the inner device's buffers.
+
+use core::ffi::c_void;
+
+use super::{Driver, DriverError, Memory, Place, Registration, Rows};
+use crate::abi::inner::{self, Passport};
+use crate::experts::HostRange;
+
+/// Memory and copies through ggml's interface. Every operation is complete when it returns.
+#[derive(Debug)]
+pub(crate) struct Generic {
+    buffer_type: inner::BufferType,
+}
+
+impl Generic {
+    /// A driver over the inner device's buffer type.
+    pub(crate) fn new(buffer_type: inner::BufferType) -> Self {
+        Self { buffer_type }
+    }
+}
+
+impl Memory for inner::Buffer {
+    fn base(&self) -> usize {
+        inner::Buffer::base(self)
+    }
+
+    fn bytes(&self) -> usize {
+        inner::Buffer::bytes(self)
+    }
+
+    fn passport(&self) -> Passport {
+        inner::Buffer::passport(self)
+    }
+}
+
+impl Driver for Generic {
+    fn name(&self) -> &'static str {
+        "ggml"
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>, DriverError> {
+        match self.buffer_type.alloc(bytes) {
+            Some(buffer) => Ok(Box::new(buffer)),
+            None => Err(DriverError::OutOfMemory),
+        }
+    }
+
+    fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {
+        // SAFETY: the contract says that the range lies in the memory.
+        unsafe { target.memory.passport().fill(target.address, value, bytes) };
+        Ok(())
+    }
+
+    unsafe fn upload(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
+        if !rows.is_empty() {
+            // SAFETY: the range lies in the memory, the source is the caller's.
+            unsafe { target.memory.passport().write(target.address, source, rows) };
+        }
+        Ok(())
+    }
+
+    unsafe fn download(&self, target: *mut c_void, source: Place<'_>, rows: Rows) -> Result<(), DriverError> {
+        if !rows.is_empty() {
+            // SAFETY: the range lies in the memory, the target is the caller's.
+            unsafe { source.memory.passport().read(source.address, target, rows) };
+        }
+        Ok(())
+    }
+
+    fn copy(&self, target: Place<'_>, source: Place<'_>, bytes: usize) -> Result<bool, DriverError> {
+        let (from, to) = (source.memory.passport(), target.memory.passport());
+        // SAFETY: both ranges lie in their memories.
+        Ok(unsafe { Passport::copy((from, source.address), (to, target.address), bytes) })
+    }
+
+    fn synchronize(&self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    unsafe fn register(&self, _range: HostRange<'_>) -> Result<Box<dyn Registration>, DriverError> {
+        Err(DriverError::Unsupported("ggml's interface registers no host memory"))
+    }
+}

@@ -1,0 +1,174 @@
+//! Memory of the inner device, below ggml: one contract, several drivers.
+//!
+//! Owns: the [`Driver`] contract and the choice of a driver for an inner device ([`open`]).
+//! Drivers share one set of notions: `cuda` (driver API; memory in our own reservations of address space), `generic` (ggml's
+//! own functions; any device) and `fake` (in process, for tests: deterministic, faults on demand, work done as late as allowed).
+//! Invariants: see the contract. Threads: any; each driver orders its own work.
+//! Does not: know tensors, experts or graphs.
+// UNSAFETY: the contract passes raw host memory; callers vouch for it.
+#![expect(unsafe_code, reason = "the contract passes raw host memory; callers vouch for it")]
+
+pub(crate) mod cuda;
+#[cfg(test)]
+mod fake;
+mod generic;
+#[cfg(test)]
+mod suite;
+
+use std::fmt;
+
+use crate::abi::inner::{self, Passport};
+use crate::config::CudaFault;
+use crate::experts::HostRange;
+
+/// Work on the memory of one device.
+///
+/// The contract:
+/// - [`Driver::allocate`] gives memory of unspecified content that stays at its address until the object is dropped. Dropping waits for
+///   the driver's own work on it; work of others (the inner backend's stream) is the caller's to wait for.
+/// - Copies and fills run in the order in which they were asked for, relative to each other. They may run later, but have run when
+///   [`Driver::synchronize`] returns. They are not ordered against the inner backend's stream: the caller synchronizes that first.
+/// - Host memory passed to a copy stays valid until [`Driver::synchronize`] returns.
+/// - Every range lies in the memory it names; the caller has checked that.
+/// - An error means that the operation did not take place and that the driver is usable; a device that is lost makes every later call
+///   fail.
+pub(crate) trait Driver: Send + Sync + fmt::Debug {
+    /// What the log calls it.
+    fn name(&self) -> &'static str;
+
+    /// Memory of `bytes` bytes, at least one.
+    fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>, DriverError>;
+
+    /// Sets bytes.
+    fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError>;
+
+    /// Copies rows from the host.
+    ///
+    /// # Safety
+    /// Every row of the source is readable until [`Driver::synchronize`] returns.
+    unsafe fn upload(&self, target: Place<'_>, source: *const core::ffi::c_void, rows: Rows)
+    -> Result<(), DriverError>;
+
+    /// Copies rows to the host.
+    ///
+    /// # Safety
+    /// Every row of the target is writable, and not otherwise used, until [`Driver::synchronize`] returns.
+    unsafe fn download(&self, target: *mut core::ffi::c_void, source: Place<'_>, rows: Rows)
+    -> Result<(), DriverError>;
+
+    /// Copies between two memories of this device or of another of the same driver; `Ok(false)` if the driver cannot.
+    fn copy(&self, target: Place<'_>, source: Place<'_>, bytes: usize) -> Result<bool, DriverError>;
+
+    /// Waits for everything asked for so far.
+    fn synchronize(&self) -> Result<(), DriverError>;
+
+    /// Makes host memory readable by the device's kernels at its own address, until the object is dropped.
+    ///
+    /// # Safety
+    /// The range stays mapped until the object is dropped.
+    unsafe fn register(&self, range: HostRange<'_>) -> Result<Box<dyn Registration>, DriverError>;
+}
+
+/// Memory of a device.
+pub(crate) trait Memory: Send + Sync + fmt::Debug {
+    /// Address of the first byte, in the device's own terms.
+    fn base(&self) -> usize;
+
+    /// Size in bytes.
+    fn bytes(&self) -> usize;
+
+    /// A buffer object of the inner backend that its code accepts for this memory.
+    fn passport(&self) -> Passport;
+
+    /// Whether a range lies in it.
+    fn contains(&self, address: usize, bytes: usize) -> bool {
+        let end = address.checked_sub(self.base()).and_then(|offset| offset.checked_add(bytes));
+        end.is_some_and(|end| end <= self.bytes())
+    }
+}
+
+/// Registered host memory; dropping it takes the registration back.
+pub(crate) trait Registration: Send + Sync + fmt::Debug {}
+
+/// An address in a memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    /// The memory.
+    pub(crate) memory: &'a dyn Memory,
+    /// The address, in the device's own terms.
+    pub(crate) address: usize,
+}
+
+/// Rows of a copy; a plain copy is one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    /// Bytes of a row.
+    pub(crate) size: usize,
+    /// Rows.
+    pub(crate) count: usize,
+    /// Bytes from row to row on the device.
+    pub(crate) stride: usize,
+    /// Bytes from row to row on the host.
+    pub(crate) host_stride: usize,
+}
+
+impl Rows {
+    /// One row.
+    pub(crate) fn one(size: usize) -> Self {
+        Self { size, count: 1, stride: size, host_stride: size }
+    }
+
+    /// Bytes from the first to behind the last on the device; saturates.
+    pub(crate) fn extent(&self) -> usize {
+        self.count.saturating_sub(1).saturating_mul(self.stride).saturating_add(self.size)
+    }
+
+    /// Whether there is nothing to copy.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0 || self.size == 0
+    }
+}
+
+/// Copies expert bytes to a device and waits for it. Safe because it waits: the sources are borrowed until then.
+pub(crate) fn upload_ranges(driver: &dyn Driver, copies: &[(Place<'_>, HostRange<'_>)]) -> Result<(), DriverError> {
+    for (target, source) in copies {
+        // SAFETY: a range is readable while it is borrowed, and `synchronize` below returns before that ends.
+        unsafe { driver.upload(*target, source.as_ptr(), Rows::one(source.bytes())) }?;
+    }
+    driver.synchronize()
+}
+
+/// Something that a correct caller cannot foresee.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum DriverError {
+    /// No memory of the asked size.
+    #[error("out of memory")]
+    OutOfMemory,
+    /// This driver or device has no such thing.
+    #[error("not supported: {0}")]
+    Unsupported(&'static str),
+    /// The device or its driver refused.
+    #[error("{what} failed: {why}")]
+    Failed {
+        /// What was tried.
+        what: &'static str,
+        /// The driver's word for it.
+        why: String,
+    },
+}
+
+/// The driver for an inner device, and why it is not a better one, if so.
+pub(crate) fn open(
+    device: &inner::Device,
+    buffer_type: inner::BufferType,
+    fault: Option<CudaFault>,
+) -> (Box<dyn Driver>, Option<String>) {
+    let generic = || Box::new(generic::Generic::new(buffer_type));
+    if device.provider() != "CUDA" {
+        return (generic(), None);
+    }
+    match cuda::Cuda::open(device, buffer_type, fault) {
+        Ok(driver) => (Box::new(driver), None),
+        Err(reason) => (generic(), Some(reason)),
+    }
+}

@@ -1,0 +1,169 @@
+//! One suite for every driver: what the contract promises, tried through the contract.
+
+use super::{Driver, Memory, Place, Rows};
+use crate::experts::HostMemory;
+
+fn read(driver: &dyn Driver, memory: &dyn Memory, offset: usize, bytes: usize) -> Vec<u8> {
+    let mut out = vec![0xee_u8; bytes];
+    let source = Place { memory, address: memory.base() + offset };
+    // SAFETY: the vector outlives the `synchronize` below.
+    unsafe { driver.download(out.as_mut_ptr().cast(), source, Rows::one(bytes)) }.unwrap();
+    driver.synchronize().unwrap();
+    out
+}
+
+fn write(driver: &dyn Driver, memory: &dyn Memory, offset: usize, bytes: &[u8]) {
+    let target = Place { memory, address: memory.base() + offset };
+    // SAFETY: the slice outlives the `synchronize` below.
+    unsafe { driver.upload(target, bytes.as_ptr().cast(), Rows::one(bytes.len())) }.unwrap();
+    driver.synchronize().unwrap();
+}
+
+fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
+    (0..bytes).map(|index| u8::try_from((index * 31 + index / 251 + seed) % 256).unwrap()).collect()
+}
+
+/// Sizes below, at and above the units that drivers map memory in.
+const SIZES: [usize; 5] = [1, 4096, (2 << 20) - 1, (2 << 20) + 3, (64 << 20) + 5];
+
+/// Memory of every size holds what was written, at both ends and across mapped units.
+pub(crate) fn round_trips(driver: &dyn Driver) {
+    for bytes in SIZES {
+        let memory = driver.allocate(bytes).unwrap();
+        assert!(memory.bytes() >= bytes);
+        assert!(memory.contains(memory.base(), bytes) && !memory.contains(memory.base(), memory.bytes() + 1));
+        let data = pattern(bytes, 1);
+        write(driver, &*memory, 0, &data);
+        assert_eq!(read(driver, &*memory, 0, bytes), data, "{bytes} bytes");
+        let last = bytes - 1;
+        write(driver, &*memory, last, &[9]);
+        assert_eq!(read(driver, &*memory, last, 1), [9]);
+    }
+}
+
+/// Fills touch exactly their range, whatever its alignment.
+pub(crate) fn fills(driver: &dyn Driver) {
+    let memory = driver.allocate(8192).unwrap();
+    for (offset, bytes) in [(0, 8192), (0, 1), (1, 15), (3, 16), (17, 4097), (8191, 1), (100, 0)] {
+        let before = pattern(8192, offset);
+        write(driver, &*memory, 0, &before);
+        driver.fill(Place { memory: &*memory, address: memory.base() + offset }, 0x5a, bytes).unwrap();
+        let mut expected = before;
+        expected[offset..offset + bytes].fill(0x5a);
+        assert_eq!(read(driver, &*memory, 0, 8192), expected, "{bytes} bytes at {offset}");
+    }
+}
+
+/// Rows go where their strides say, and nothing between them is touched.
+pub(crate) fn rows(driver: &dyn Driver) {
+    let memory = driver.allocate(4096).unwrap();
+    write(driver, &*memory, 0, &[0; 4096]);
+    let data = pattern(512, 5);
+    let rows = Rows { size: 10, count: 7, stride: 48, host_stride: 64 };
+    let place = Place { memory: &*memory, address: memory.base() + 16 };
+    // SAFETY: six strides of 64 and a row of 10 lie in 512 bytes, which live until `synchronize`.
+    unsafe { driver.upload(place, data.as_ptr().cast(), rows) }.unwrap();
+    driver.synchronize().unwrap();
+    let mut expected = vec![0; 4096];
+    for row in 0..7 {
+        expected[16 + row * 48..][..10].copy_from_slice(&data[row * 64..][..10]);
+    }
+    assert_eq!(read(driver, &*memory, 0, 4096), expected);
+    let mut back = vec![0xcc; 512];
+    // SAFETY: as above.
+    unsafe { driver.download(back.as_mut_ptr().cast(), place, rows) }.unwrap();
+    driver.synchronize().unwrap();
+    for (index, byte) in back.iter().enumerate() {
+        let in_row = index % 64 < 10 && index / 64 < 7;
+        assert_eq!(*byte, if in_row { data[index] } else { 0xcc }, "byte {index}");
+    }
+    // SAFETY: no rows, nothing is touched.
+    unsafe { driver.upload(place, data.as_ptr().cast(), Rows { count: 0, ..rows }) }.unwrap();
+}
+
+/// Copies on the device, if the driver has them, move the bytes and only them.
+pub(crate) fn copies(driver: &dyn Driver) {
+    let bytes = (4 << 20) + 7;
+    let (a, b) = (driver.allocate(bytes).unwrap(), driver.allocate(bytes).unwrap());
+    let data = pattern(bytes, 3);
+    write(driver, &*a, 0, &data);
+    write(driver, &*b, 0, &vec![1; bytes]);
+    let (from, to) = (Place { memory: &*a, address: a.base() + 1 }, Place { memory: &*b, address: b.base() + 2 });
+    let done = driver.copy(to, from, bytes - 3).unwrap();
+    let mut expected = vec![1; bytes];
+    if done {
+        expected[2..bytes - 1].copy_from_slice(&data[1..bytes - 2]);
+    }
+    assert_eq!(read(driver, &*b, 0, bytes), expected);
+}
+
+/// Operations run in the order in which they were asked for.
+pub(crate) fn order(driver: &dyn Driver) {
+    let memory = driver.allocate(1 << 20).unwrap();
+    let place = Place { memory: &*memory, address: memory.base() };
+    let data = pattern(1 << 20, 11);
+    driver.fill(place, 1, 1 << 20).unwrap();
+    // SAFETY: the vector outlives the `synchronize` in `read`.
+    unsafe { driver.upload(place, data.as_ptr().cast(), Rows::one(1 << 19)) }.unwrap();
+    driver.fill(place, 3, 100).unwrap();
+    let mut expected = vec![1; 1 << 20];
+    expected[..1 << 19].copy_from_slice(&data[..1 << 19]);
+    expected[..100].fill(3);
+    assert_eq!(read(driver, &*memory, 0, 1 << 20), expected);
+}
+
+/// Too much memory is an error, and the driver works afterwards.
+pub(crate) fn exhaustion(driver: &dyn Driver) {
+    assert!(driver.allocate(1 << 50).is_err());
+    round_trips(driver);
+}
+
+/// Host memory can be registered, released and registered again, if the driver can at all.
+pub(crate) fn registration(driver: &dyn Driver, supported: bool) {
+    let memory = HostMemory::map(8 << 20).unwrap();
+    let range = |offset: usize, bytes| memory.range(memory.address() + offset, bytes).unwrap();
+    for _ in 0..2 {
+        // SAFETY: the mapping outlives the registrations.
+        let first = unsafe { driver.register(range(0, 4 << 20)) };
+        // SAFETY: as above.
+        let second = unsafe { driver.register(range(4 << 20, 4 << 20)) };
+        assert_eq!(first.is_ok() && second.is_ok(), supported, "{first:?} {second:?}");
+    }
+}
+
+macro_rules! driver_suite {
+    ($name:ident, [$(#[$attribute:meta])*], $driver:expr, registers: $registers:expr) => {
+        mod $name {
+            driver_suite!(@case [$(#[$attribute])*] round_trips, $driver);
+            driver_suite!(@case [$(#[$attribute])*] fills, $driver);
+            driver_suite!(@case [$(#[$attribute])*] rows, $driver);
+            driver_suite!(@case [$(#[$attribute])*] copies, $driver);
+            driver_suite!(@case [$(#[$attribute])*] order, $driver);
+            driver_suite!(@case [$(#[$attribute])*] exhaustion, $driver);
+
+            #[test]
+            $(#[$attribute])*
+            fn registration() {
+                super::registration(&*$driver, $registers);
+            }
+        }
+    };
+    (@case [$(#[$attribute:meta])*] $case:ident, $driver:expr) => {
+        #[test]
+        $(#[$attribute])*
+        fn $case() {
+            super::$case(&*$driver);
+        }
+    };
+}
+
+driver_suite!(fake, [], Box::new(crate::gpu::fake::Fake::default()), registers: true);
+driver_suite!(cuda, [#[ignore = "needs a CUDA device"]], crate::gpu::cuda::for_tests(), registers: true);
+driver_suite!(generic, [#[ignore = "needs the stock host's libraries; make test runs it"]], crate::gpu::suite::generic_over_cpu(), registers: false);
+
+/// The generic driver over the CPU device of the stock host whose folder `GGML_MOE_STOCK` names.
+fn generic_over_cpu() -> Box<dyn Driver> {
+    let folder = std::env::var("GGML_MOE_STOCK").expect("GGML_MOE_STOCK names the folder of the stock host");
+    let buffer_type = crate::abi::load_for_tests(&folder);
+    Box::new(super::generic::Generic::new(buffer_type))
+}
