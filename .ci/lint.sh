@@ -22,7 +22,8 @@ dependencies() {
     echo "lint: building cargo-deny $deny_version (once)" >&2
     cargo install --quiet --locked --force --root "$tools" --version "$deny_version" cargo-deny
   fi
-  # The tool also looks for the list of crates, which it does not need here.
+  # It reads the sources of every crate of the lock file, also of those that only other platforms build.
+  cargo fetch --quiet --locked
   "$tools/bin/cargo-deny" --offline --locked check bans licenses sources
 }
 

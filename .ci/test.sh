@@ -10,18 +10,20 @@ passed=0 failed=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-# A step of Rust tests: its own counts are added; a step that ends badly without a failed test (it did not compile, it
-# crashed) counts as one failure.
-rust_tests() { # title, cargo arguments...
+# A step that prints the results of Rust's test programs: their counts are added. One that ends badly without a failed test
+# (it did not compile, it crashed) counts as one failure; one that says it was skipped counts as nothing.
+counted() { # title, command...
   echo "== $1"
   local start=$SECONDS status=0 step_passed step_failed
-  cargo test --locked --no-fail-fast "${@:2}" 2>&1 | tee "$log" || status=$?
+  "${@:2}" 2>&1 | tee "$log" || status=$?
   read -r step_passed step_failed < <(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed;.*/\1 \2/p' "$log" \
     | awk '{ p += $1; f += $2 } END { print p + 0, f + 0 }')
   [ "$status" = 0 ] || [ "$step_failed" != 0 ] || step_failed=1
   passed=$((passed + step_passed)) failed=$((failed + step_failed))
   echo "== $1: $step_passed passed, $step_failed failed, $((SECONDS - start)) s"
 }
+
+rust_tests() { counted "$1" cargo test --locked --no-fail-fast "${@:2}"; } # title, cargo arguments...
 
 # A step that passes or fails as a whole.
 whole() { # title, command...
@@ -46,7 +48,7 @@ case ${1:-all} in
       [ "$name" = hosts ] || rust_tests "$name" --test "$name"
     done
     rust_tests "stock hosts" --test hosts -- --test-threads=1
-    whole "address sanitizer" tests/asan.sh
+    counted "address sanitizer" tests/asan.sh
     whole "demo" tests/demo/demo.sh "$target/release/libggml-moe.so"
     ;;
   operations) whole "all operations" all_operations ;;

@@ -26,8 +26,9 @@ use crate::telemetry::{Counters, log};
 /// A backend of ours.
 pub(crate) struct Backend {
     pub(crate) device: &'static Device,
-    pub(crate) inner: inner::Backend,
+    // Dropped before the inner stream, which is idle by then: the scratch belongs to it.
     state: Mutex<Option<Box<State>>>,
+    pub(crate) inner: inner::Backend,
 }
 
 #[derive(Default)]
@@ -81,11 +82,13 @@ impl Backend {
             ));
             return None;
         }
-        Some(Self { device, inner, state: Mutex::new(None) })
+        Some(Self { device, state: Mutex::new(None), inner })
     }
 
     /// Runs a graph of the host.
     pub(crate) fn compute(&self, graph: Graph<'_>) -> Result<Status, BackendError> {
+        // The dry load of llama.cpp's fit step runs no graph and hides what is logged, so the first graph is the time to tell.
+        self.device.announce();
         if self.device.is_poisoned() {
             return Err(BackendError::Poisoned(self.device.label().to_owned()));
         }
@@ -180,12 +183,10 @@ impl Backend {
 
     /// Copies a tensor between backends of ours on the device; false if the inner device cannot.
     pub(crate) fn copy_async(&self, from: &Self, source: Tensor<'_>, target: Tensor<'_>) -> bool {
-        match (passport(source), passport(target)) {
-            (Some(from_place), Some(to_place)) => {
-                self.inner.copy_async((&from.inner, from_place, source), (to_place, target))
-            }
-            _ => false,
-        }
+        let both_ours = passport(source).is_some() && passport(target).is_some();
+        let neither_ours = source.our_buffer().is_none() && target.our_buffer().is_none();
+        let on_device = both_ours || (neither_ours && self.device.lends_inner_types());
+        on_device && self.inner.copy_async((&from.inner, passport(source), source), (passport(target), target))
     }
 }
 
@@ -195,6 +196,7 @@ fn passport(tensor: Tensor<'_>) -> Option<Passport> {
 
 impl Drop for Backend {
     fn drop(&mut self) {
+        self.inner.synchronize();
         if log::shows(LogDetail::Debug) {
             let summary = self.counters().json(self.device.label(), &self.device.inner_name);
             log::debug(&format!("summary {summary}"));

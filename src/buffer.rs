@@ -97,8 +97,6 @@ pub(crate) struct Place {
 impl Buffer {
     /// Allocates a buffer of `bytes` bytes, at least one.
     pub(crate) fn new(device: &'static Device, role: Role, bytes: usize) -> Result<Self, BufferError> {
-        // The dry load of llama.cpp's fit step allocates nothing and hides what is logged, so the first buffer is the time to tell.
-        device.announce();
         let storage = match role {
             Role::Default => Storage::Device(Self::device_memory(device, bytes)?),
             Role::Experts => {
@@ -236,8 +234,13 @@ impl Buffer {
             pinner.add(tensor.data(), alloc_size(self.device, role, tensor));
         }
         match Purpose::of(&tensor.name(), role) {
-            Purpose::Dense => _ = self.dense.fetch_add(bytes, Ordering::Relaxed),
-            Purpose::Cache => _ = self.cache.fetch_add(bytes, Ordering::Relaxed),
+            Purpose::Dense => {
+                self.dense.fetch_add(bytes, Ordering::Relaxed);
+                self.device.note_dense_loaded(bytes);
+            }
+            Purpose::Cache => {
+                self.cache.fetch_add(bytes, Ordering::Relaxed);
+            }
             Purpose::Expert | Purpose::Compute => {}
         }
         if scratch {

@@ -10,6 +10,8 @@ use std::ffi::CString;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
+
 use crate::abi::OpClass;
 use crate::abi::inner::{self, DeviceKind};
 use crate::abi::tensor::{BufferTypeKey, Tensor};
@@ -24,6 +26,8 @@ pub(crate) enum Mode {
     Proxy,
     /// Everything goes to the inner device as it is, for the reason given.
     PassThrough(String),
+    /// As [`Mode::PassThrough`], and with the inner device's own buffer types: its code relies on its own buffer objects.
+    Lend(String),
 }
 
 /// A device of ours.
@@ -37,12 +41,15 @@ pub(crate) struct Device {
     /// The inner device's own buffer type.
     pub(crate) inner_buffer_type: inner::BufferType,
     pub(crate) mode: Mode,
-    pub(crate) kind: DeviceKind,
+    rule: KindRule,
+    kind: OnceLock<DeviceKind>,
     config: &'static Config,
-    /// Bytes of dense weights that the loader last asked the size of.
-    dense_bytes: AtomicUsize,
+    dense: Mutex<DenseSize>,
+    /// What was last reported as free, in bytes.
+    reported: AtomicUsize,
     allocations: AtomicU32,
     poisoned: AtomicBool,
+    told_poison: AtomicBool,
     announced: AtomicBool,
     driver: OnceLock<Box<dyn Driver>>,
     /// Whether the inner backend captures parts of graphs as CUDA graphs.
@@ -72,13 +79,13 @@ impl Device {
         inner: inner::Device,
         inner_buffer_type: inner::BufferType,
         mode: Mode,
-        kind: DeviceKind,
+        rule: KindRule,
         config: &'static Config,
     ) -> Self {
         let inner_name = inner.name();
         let purpose = match mode {
             Mode::Proxy => "experts in RAM",
-            Mode::PassThrough(_) => "passes through",
+            Mode::PassThrough(_) | Mode::Lend(_) => "passes through",
         };
         let description = format!("MoE over {inner_name} ({}), {purpose}", inner.description());
         Self {
@@ -88,11 +95,14 @@ impl Device {
             inner_name,
             inner_buffer_type,
             mode,
-            kind,
+            rule,
+            kind: OnceLock::new(),
             config,
-            dense_bytes: AtomicUsize::new(0),
+            dense: Mutex::new(DenseSize::default()),
+            reported: AtomicUsize::new(0),
             allocations: AtomicU32::new(0),
             poisoned: AtomicBool::new(false),
+            told_poison: AtomicBool::new(false),
             announced: AtomicBool::new(false),
             driver: OnceLock::new(),
             captures_graphs: inner.provider() == "CUDA",
@@ -108,7 +118,17 @@ impl Device {
 
     /// Whether everything goes to the inner device as it is.
     pub(crate) fn passes_through(&self) -> bool {
-        matches!(self.mode, Mode::PassThrough(_))
+        !matches!(self.mode, Mode::Proxy)
+    }
+
+    /// Whether the host gets the inner device's own buffer types.
+    pub(crate) fn lends_inner_types(&self) -> bool {
+        matches!(self.mode, Mode::Lend(_))
+    }
+
+    /// The kind that is reported; asked for late, because some devices open a context to answer.
+    pub(crate) fn kind(&self) -> DeviceKind {
+        *self.kind.get_or_init(|| self.rule.kind(self.inner.kind(), self.inner.has_id()))
     }
 
     /// Whether this device runs the node. `types` are its own buffer types.
@@ -145,9 +165,14 @@ impl Device {
         !declined && self.inner.supports_op(node)
     }
 
-    /// Remembers how large the dense weights are: the loader asks for sizes before it asks for the free memory.
+    /// The loader asked how large dense weights are; it asks for all of them before it asks for the free memory.
     pub(crate) fn note_dense_size(&self, bytes: usize) {
-        self.dense_bytes.store(bytes, Ordering::Relaxed);
+        self.dense.lock().ask(bytes);
+    }
+
+    /// Dense weights were given their place; from now on the inner device's own figure lacks them.
+    pub(crate) fn note_dense_loaded(&self, bytes: usize) {
+        self.dense.lock().load(bytes);
     }
 
     /// Free and total memory as the host is told, in bytes; see [`reported_free`].
@@ -156,8 +181,10 @@ impl Device {
         if self.passes_through() {
             return (free, total);
         }
-        let dense = self.dense_bytes.load(Ordering::Relaxed);
-        (reported_free(free, dense, self.config.ctx_share), total)
+        let dense = self.dense.lock().settle();
+        let reported = reported_free(free, dense, self.config.ctx_share);
+        self.reported.store(reported, Ordering::Relaxed);
+        (reported, total)
     }
 
     /// Whether the fault injection of the tests makes this allocation fail; counts it.
@@ -177,6 +204,11 @@ impl Device {
     /// Something went wrong that the host could not be told about: every later graph on this device fails.
     pub(crate) fn poison(&self) {
         self.poisoned.store(true, Ordering::Release);
+    }
+
+    /// True once: the first time that a poisoned device is used, so that it is told once.
+    pub(crate) fn tells_poison(&self) -> bool {
+        !self.told_poison.swap(true, Ordering::Relaxed)
     }
 
     /// Whether [`Device::poison`] was called.
@@ -230,21 +262,68 @@ impl Device {
             return;
         }
         match &self.mode {
-            Mode::PassThrough(reason) => {
+            Mode::PassThrough(reason) | Mode::Lend(reason) => {
                 log::notice(&format!("{} passes everything through to {}: {reason}", self.label(), self.inner_name));
             }
             Mode::Proxy => {
-                let (free, total) = self.memory();
+                let reported = self.reported.load(Ordering::Relaxed) >> 20;
                 log::notice(&format!(
-                    "{} runs over {}: experts stay in RAM and are copied to it when used; {} of {} MiB reported free \
-                     (ctx-share={}), so an unset context leaves the rest to experts",
+                    "{} runs over {}: experts stay in RAM; {reported} MiB were reported free (dense weights and {} of the rest, \
+                     ctx-share), so that an unset context leaves memory to experts",
                     self.label(),
                     self.inner_name,
-                    free >> 20,
-                    total >> 20,
                     self.config.ctx_share,
                 ));
             }
+        }
+    }
+}
+
+/// How large the dense weights are that are still to be loaded: the loader's questions, less what was loaded since.
+#[derive(Debug, Default)]
+struct DenseSize {
+    asked: usize,
+    /// Whether the free memory was told since the last question: the next question begins a new model.
+    settled: bool,
+}
+
+impl DenseSize {
+    fn ask(&mut self, bytes: usize) {
+        self.asked = if self.settled { bytes } else { self.asked.saturating_add(bytes) };
+        self.settled = false;
+    }
+
+    fn load(&mut self, bytes: usize) {
+        self.asked = self.asked.saturating_sub(bytes);
+    }
+
+    fn settle(&mut self) -> usize {
+        self.settled = true;
+        self.asked
+    }
+}
+
+/// How a device of ours reports its kind, so that llama.cpp uses it only when it is named (docs/adr/0001-device-kind.md).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KindRule {
+    /// Whether the host has a GPU of another backend, integrated ones included.
+    pub(crate) any_gpu: bool,
+    /// Whether this process names a device of ours, or only lists devices.
+    pub(crate) named: bool,
+}
+
+impl KindRule {
+    /// The kind over an inner device of this kind.
+    pub(crate) fn kind(self, inner: DeviceKind, has_id: bool) -> DeviceKind {
+        if inner == DeviceKind::Gpu && has_id {
+            // llama.cpp skips a second GPU with the id of one that it has.
+            DeviceKind::Gpu
+        } else if self.any_gpu || self.named {
+            // Integrated GPUs are skipped while there is a GPU or an integrated GPU of another backend. Without either they are not, so
+            // only a process that names one of our devices sees it as such.
+            DeviceKind::IntegratedGpu
+        } else {
+            DeviceKind::Cpu
         }
     }
 }
@@ -279,6 +358,32 @@ mod tests {
     use proptest::prelude::*;
 
     const GIB: usize = 1 << 30;
+
+    #[test]
+    fn dense_size_is_what_is_still_to_load() {
+        let mut dense = DenseSize::default();
+        dense.ask(100);
+        dense.ask(20);
+        assert_eq!(dense.settle(), 120);
+        dense.load(100);
+        assert_eq!(dense.settle(), 20);
+        dense.load(30);
+        assert_eq!(dense.settle(), 0);
+        dense.ask(7);
+        assert_eq!(dense.settle(), 7, "a question after the answer begins a new model");
+    }
+
+    #[test]
+    fn kinds_that_llama_cpp_skips_unless_named() {
+        use DeviceKind::{Cpu, Gpu, IntegratedGpu};
+        let rule = |any_gpu, named| KindRule { any_gpu, named };
+        assert_eq!(rule(true, false).kind(Gpu, true), Gpu);
+        assert_eq!(rule(true, false).kind(Gpu, false), IntegratedGpu);
+        assert_eq!(rule(true, false).kind(IntegratedGpu, true), IntegratedGpu);
+        assert_eq!(rule(true, true).kind(Cpu, false), IntegratedGpu);
+        assert_eq!(rule(false, false).kind(Cpu, false), Cpu);
+        assert_eq!(rule(false, true).kind(Cpu, false), IntegratedGpu);
+    }
 
     #[test]
     fn the_context_gets_its_share_of_what_the_dense_weights_leave() {

@@ -62,8 +62,13 @@ fn load() -> Result<*mut c_void, Refusal> {
             host.graphs
         ));
     }
-    if !reg::has_devices() {
-        reg::publish_devices(registry::devices(config, named()));
+    if !reg::has_devices()
+        && let Some(devices) = registry::devices(config, request())
+    {
+        reg::publish_devices(devices);
+    }
+    if !reg::reads_back() {
+        return Err(Refusal::UnknownLayout("it does not find in our objects what we put there".to_owned()));
     }
     Ok(reg::object())
 }
@@ -72,8 +77,10 @@ fn settings() -> (Config, Vec<Notice>) {
     config::parse(&std::env::var("GGML_MOE").unwrap_or_default())
 }
 
-/// Whether this process's arguments, or llama.cpp's environment variable for them, name one of our devices.
-fn named() -> bool {
+/// What this process was asked for, by its arguments or llama.cpp's environment variables for them.
+fn request() -> registry::Request {
     let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_default();
-    registry::names_us(&arguments, std::env::var("LLAMA_ARG_DEVICE").ok().as_deref())
+    let variable = |name| std::env::var(name).ok();
+    let (device, split_mode) = (variable("LLAMA_ARG_DEVICE"), variable("LLAMA_ARG_SPLIT_MODE"));
+    registry::read_request(&arguments, device.as_deref(), split_mode.as_deref())
 }

@@ -1,12 +1,12 @@
 //! Which devices exist: one in front of each inner device that is named, or of each GPU.
 //!
-//! Owns: the choice of inner devices and of each device's mode and kind, with the reason.
+//! Owns: the choice of inner devices and of each device's mode, with the reason, and what the process was asked for.
 //! Invariants: our devices are never an inner device; a device of ours is used by llama.cpp only when it is named.
 //! Threads: the loader's. Does not: open a device or start anything.
 
 use crate::abi::inner::{self, DeviceKind};
 use crate::config::Config;
-use crate::device::{Device, Mode};
+use crate::device::{Device, KindRule, Mode};
 use crate::telemetry::log;
 
 /// What the choice needs to know of a registered device.
@@ -15,7 +15,6 @@ struct Candidate {
     name: String,
     kind: DeviceKind,
     provider: String,
-    has_id: bool,
 }
 
 /// A device to make: the position of the inner device among the candidates, and how it is used.
@@ -23,73 +22,93 @@ struct Candidate {
 struct Choice {
     candidate: usize,
     mode: Mode,
-    kind: DeviceKind,
 }
 
-/// Makes the devices of this process; none if the host has no device at all.
-pub(crate) fn devices(config: &'static Config, named: bool) -> Vec<&'static Device> {
-    let registered: Vec<inner::Device> =
-        inner::devices().into_iter().filter(|device| !crate::abi::slots::reg::owns_device(*device)).collect();
+/// Backends whose code computes on buffer objects that are not its own. Others cast what they find there to their own type.
+const PROVIDERS: [&str; 4] = ["CPU", "CUDA", "ROCm", "MUSA"];
+
+/// What this process was asked for, as far as it decides about our devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// A device of ours is named, or devices are only listed.
+    pub(crate) named: bool,
+    /// Every tensor is to be split over all devices.
+    pub(crate) splits_tensors: bool,
+}
+
+/// Makes the devices of this process: none if it wants a mode that cannot have ours, `None` if the host has no device yet and the next
+/// load should ask again.
+pub(crate) fn devices(config: &'static Config, request: Request) -> Option<Vec<&'static Device>> {
+    if request.splits_tensors {
+        log::notice(
+            "off: split mode tensor divides every tensor among all devices, which experts in RAM cannot follow; use -sm layer, or leave \
+             --device MoE0 out",
+        );
+        return Some(Vec::new());
+    }
+    let registered: Vec<(inner::Device, inner::BufferType)> = inner::devices()
+        .into_iter()
+        .filter(|device| !crate::abi::slots::reg::owns_device(*device))
+        .filter_map(|device| Some((device, device.buffer_type()?)))
+        .collect();
     let candidates: Vec<Candidate> = registered
         .iter()
-        .map(|device| Candidate {
-            name: device.name(),
-            kind: device.kind(),
-            provider: device.provider(),
-            has_id: device.has_id(),
-        })
+        .map(|(device, _)| Candidate { name: device.name(), kind: device.kind(), provider: device.provider() })
         .collect();
-    let choices = choose(&candidates, &config.inner, named);
+    let any_gpu = candidates.iter().any(|device| matches!(device.kind, DeviceKind::Gpu | DeviceKind::IntegratedGpu));
+    let rule = KindRule { any_gpu, named: request.named };
+    let choices = choose(&candidates, &config.inner);
     if choices.is_empty() {
         log::notice("no device to stand in front of: the host has registered none");
+        return None;
     }
-    choices
+    let devices = choices
         .into_iter()
-        .filter_map(|choice| {
-            let inner = registered.get(choice.candidate).copied()?;
-            Some((choice, inner, inner.buffer_type()?))
-        })
         .enumerate()
-        .map(|(index, (choice, inner, buffer_type))| {
-            let device = Device::new(index, inner, buffer_type, choice.mode, choice.kind, config);
+        .map(|(index, choice)| {
+            let (inner, buffer_type) = registered[choice.candidate];
+            let device = Device::new(index, inner, buffer_type, choice.mode, rule, config);
             if device.passes_through() {
                 device.announce(); // a refusal is told at once, even if nobody uses the device
             }
             &*Box::leak(Box::new(device))
         })
-        .collect()
+        .collect();
+    Some(devices)
 }
 
-/// Chooses inner devices. `wanted` are the names of the `inner` key, `named` whether this process's arguments name a device of
-/// ours.
-fn choose(candidates: &[Candidate], wanted: &[String], named: bool) -> Vec<Choice> {
-    let any_gpu = candidates.iter().any(|candidate| candidate.kind == DeviceKind::Gpu);
-    let choice = |candidate: usize, mode: Mode| Choice {
-        candidate,
-        mode,
-        kind: shown_kind(candidates[candidate].has_id, any_gpu, named),
+/// Chooses inner devices. `wanted` are the names of the `inner` key.
+fn choose(candidates: &[Candidate], wanted: &[String]) -> Vec<Choice> {
+    let choice = |candidate: usize| {
+        let Candidate { name, provider, .. } = &candidates[candidate];
+        let mode = if PROVIDERS.contains(&provider.as_str()) {
+            Mode::Proxy
+        } else {
+            Mode::Lend(format!("{name} belongs to {provider}, whose code accepts only buffers of its own"))
+        };
+        Choice { candidate, mode }
+    };
+    let stand_in = |candidate: usize, reason: &str| {
+        let lent = matches!(choice(candidate).mode, Mode::Lend(_));
+        let reason = reason.to_owned();
+        Choice { candidate, mode: if lent { Mode::Lend(reason) } else { Mode::PassThrough(reason) } }
     };
     if wanted.is_empty() {
-        let gpus: Vec<Choice> = (0..candidates.len())
-            .filter(|&index| candidates[index].kind == DeviceKind::Gpu && candidates[index].provider != "RPC")
-            .map(|index| choice(index, Mode::Proxy))
-            .collect();
+        let gpus: Vec<Choice> =
+            (0..candidates.len()).filter(|&index| is_local_gpu(&candidates[index])).map(choice).collect();
         if !gpus.is_empty() {
             return gpus;
         }
         let reason =
             "no local GPU was found; name a device with GGML_MOE=inner=NAME to stand in front of it all the same";
-        return fallback(candidates)
-            .map(|index| choice(index, Mode::PassThrough(reason.to_owned())))
-            .into_iter()
-            .collect();
+        return fallback(candidates).map(|index| stand_in(index, reason)).into_iter().collect();
     }
     let find = |name: &String| candidates.iter().position(|candidate| candidate.name.eq_ignore_ascii_case(name));
     let found: Vec<Option<usize>> = wanted.iter().map(find).collect();
     let missing: Vec<&str> =
         wanted.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(name, _)| name.as_str()).collect();
     if missing.is_empty() {
-        return found.into_iter().flatten().map(|index| choice(index, Mode::Proxy)).collect();
+        return found.into_iter().flatten().map(choice).collect();
     }
     let names: Vec<&str> = candidates.iter().map(|candidate| candidate.name.as_str()).collect();
     let reason = format!(
@@ -98,44 +117,42 @@ fn choose(candidates: &[Candidate], wanted: &[String], named: bool) -> Vec<Choic
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     );
     // Every name keeps its number, so that --device MoE0,MoE1 finds both.
-    let stand_in = fallback(candidates);
-    found
-        .into_iter()
-        .filter_map(|index| index.or(stand_in))
-        .map(|index| choice(index, Mode::PassThrough(reason.clone())))
-        .collect()
+    let last_resort = fallback(candidates);
+    found.into_iter().filter_map(|index| index.or(last_resort)).map(|index| stand_in(index, &reason)).collect()
 }
 
-/// The device that stands in when there is no better one: the first GPU, else the CPU.
+fn is_local_gpu(candidate: &Candidate) -> bool {
+    candidate.kind == DeviceKind::Gpu && candidate.provider != "RPC"
+}
+
+/// The device that stands in when there is no better one: the first local GPU, else the CPU, else the first.
 fn fallback(candidates: &[Candidate]) -> Option<usize> {
-    let of_kind = |kind| candidates.iter().position(|candidate| candidate.kind == kind && candidate.provider != "RPC");
-    of_kind(DeviceKind::Gpu).or_else(|| of_kind(DeviceKind::Cpu)).or(if candidates.is_empty() { None } else { Some(0) })
+    let cpu = |candidate: &Candidate| candidate.kind == DeviceKind::Cpu;
+    let first = (!candidates.is_empty()).then_some(0);
+    candidates.iter().position(is_local_gpu).or_else(|| candidates.iter().position(cpu)).or(first)
 }
 
-/// The kind that a device of ours reports, so that llama.cpp uses it only when it is named (docs/adr/0001-device-kind.md).
-fn shown_kind(has_id: bool, any_gpu: bool, named: bool) -> DeviceKind {
-    if has_id {
-        // llama.cpp skips a second GPU with the id of one that it has.
-        DeviceKind::Gpu
-    } else if any_gpu || named {
-        // Integrated GPUs are skipped while there is a GPU. Without any GPU they are not, so only a process that names one of
-        // our devices sees it as such.
-        DeviceKind::IntegratedGpu
-    } else {
-        DeviceKind::Cpu
-    }
+/// Reads what this process was asked for from its arguments (each ended by a zero byte) and llama.cpp's environment variables for them.
+pub(crate) fn read_request(arguments: &[u8], device: Option<&str>, split_mode: Option<&str>) -> Request {
+    let words: Vec<&[u8]> = arguments.split(|byte| *byte == 0).collect();
+    let named = words.iter().any(|word| *word == b"--list-devices" || names_us(word))
+        || device.is_some_and(|list| names_us(list.as_bytes()));
+    let asks_split = |pair: &[&[u8]]| matches!(pair, [b"-sm" | b"--split-mode", b"tensor"]);
+    let splits_tensors = words.windows(2).any(asks_split)
+        || words.contains(&&b"--split-mode=tensor"[..])
+        || split_mode == Some("tensor");
+    Request { named, splits_tensors }
 }
 
-/// Whether arguments or llama.cpp's own environment variable name one of our devices, or only ask which devices there are.
-pub(crate) fn names_us(arguments: &[u8], variable: Option<&str>) -> bool {
-    let is_ours = |word: &[u8]| {
-        word.len() > 3 && word[..3].eq_ignore_ascii_case(b"moe") && word[3..].iter().all(u8::is_ascii_digit)
+/// Whether a word is a list of devices in which one of ours stands. A path is none: it has an empty part or a dot.
+fn names_us(word: &[u8]) -> bool {
+    let list = word.strip_prefix(b"--device=").unwrap_or(word);
+    let parts: Vec<&[u8]> = list.split(|byte| matches!(byte, b',' | b'/' | b';' | b'+')).collect();
+    let is_name = |part: &&[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_alphanumeric);
+    let is_ours = |part: &&[u8]| {
+        part.len() > 3 && part[..3].eq_ignore_ascii_case(b"moe") && part[3..].iter().all(u8::is_ascii_digit)
     };
-    let names = |text: &[u8]| {
-        text.split(|byte| matches!(byte, 0 | b',' | b'=' | b';' | b'/' | b'+' | b' ' | b':')).any(is_ours)
-    };
-    let lists = arguments.split(|byte| *byte == 0).any(|word| word == b"--list-devices");
-    lists || names(arguments) || variable.is_some_and(|text| names(text.as_bytes()))
+    parts.iter().all(is_name) && parts.iter().any(is_ours)
 }
 
 #[cfg(test)]
@@ -143,8 +160,8 @@ mod tests {
     use super::*;
 
     fn candidate(name: &str, kind: DeviceKind) -> Candidate {
-        let provider = if name.starts_with("RPC") { "RPC" } else { "X" };
-        Candidate { name: name.into(), kind, provider: provider.into(), has_id: name.starts_with("CUDA") }
+        let provider = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        Candidate { name: name.into(), kind, provider: provider.into() }
     }
 
     fn machine() -> Vec<Candidate> {
@@ -162,22 +179,21 @@ mod tests {
 
     #[test]
     fn every_local_gpu_by_default() {
-        let choices = choose(&machine(), &[], false);
+        let choices = choose(&machine(), &[]);
         assert_eq!(inner(&choices), [1, 2]);
-        assert!(choices.iter().all(|choice| choice.mode == Mode::Proxy && choice.kind == DeviceKind::Gpu));
+        assert!(choices.iter().all(|choice| choice.mode == Mode::Proxy));
     }
 
     #[test]
     fn named_devices_in_order_and_repeated() {
-        let choices = choose(&machine(), &["cpu".into(), "CUDA0".into(), "CPU".into()], true);
+        let choices = choose(&machine(), &["cpu".into(), "CUDA0".into(), "CPU".into()]);
         assert_eq!(inner(&choices), [3, 1, 3]);
-        assert_eq!(choices[0].kind, DeviceKind::IntegratedGpu);
-        assert_eq!(choices[1].kind, DeviceKind::Gpu);
+        assert!(choices.iter().all(|choice| choice.mode == Mode::Proxy));
     }
 
     #[test]
     fn a_name_without_device_passes_everything_through() {
-        let choices = choose(&machine(), &["CUDA7".into(), "CPU".into()], false);
+        let choices = choose(&machine(), &["CUDA7".into(), "CPU".into()]);
         assert_eq!(inner(&choices), [1, 3]);
         for choice in choices {
             let Mode::PassThrough(reason) = choice.mode else { panic!("proxy without its device") };
@@ -186,30 +202,46 @@ mod tests {
     }
 
     #[test]
-    fn without_gpu_the_cpu_is_passed_through_and_not_chosen_by_itself() {
-        let cpu = [candidate("CPU", DeviceKind::Cpu)];
-        let choices = choose(&cpu, &[], false);
-        assert!(matches!(choices[..], [Choice { candidate: 0, mode: Mode::PassThrough(_), kind: DeviceKind::Cpu }]));
-        assert_eq!(choose(&cpu, &["CPU".into()], false)[0].kind, DeviceKind::Cpu);
-        assert_eq!(choose(&cpu, &["CPU".into()], true)[0].kind, DeviceKind::IntegratedGpu);
-        assert_eq!(choose(&[], &[], true), []);
+    fn backends_that_need_their_own_buffers_lend_them() {
+        let machine = [candidate("Vulkan0", DeviceKind::Gpu), candidate("CPU", DeviceKind::Cpu)];
+        let choices = choose(&machine, &[]);
+        assert_eq!(inner(&choices), [0]);
+        assert!(matches!(&choices[0].mode, Mode::Lend(reason) if reason.starts_with("Vulkan0 belongs to Vulkan")));
+        assert!(matches!(choose(&machine, &["Vulkan0".into()])[0].mode, Mode::Lend(_)));
+        assert!(matches!(choose(&machine, &["Vulkan7".into()])[0].mode, Mode::Lend(_)), "the stand-in is lent, too");
+        assert_eq!(choose(&machine, &["CPU".into()])[0].mode, Mode::Proxy);
     }
 
     #[test]
-    fn arguments_that_name_us() {
+    fn without_gpu_the_cpu_is_passed_through() {
+        let cpu = [candidate("CPU", DeviceKind::Cpu)];
+        assert!(matches!(choose(&cpu, &[])[..], [Choice { candidate: 0, mode: Mode::PassThrough(_) }]));
+        assert_eq!(choose(&[], &[]), []);
+    }
+
+    #[test]
+    fn requests_are_read_from_the_arguments() {
         for (arguments, named) in [
             (&b"llama-server\0--device\0MoE0\0"[..], true),
+            (b"llama-server\0--device=MoE0\0", true),
             (b"llama-server\0-dev\0CUDA0,moe1\0", true),
             (b"llama-bench\0-dev\0MoE0/MoE1\0", true),
             (b"test-backend-ops\0-b\0MoE0\0", true),
             (b"llama-server\0--list-devices\0", true),
+            (b"llama-server\0-m\0/models/MoE0/m.gguf\0", false),
             (b"llama-server\0-m\0/models/MoE.gguf\0", false),
             (b"llama-server\0-m\0moe16b\0", false),
+            (b"llama-cli\0-p\0What is MoE0?\0", false),
             (b"", false),
         ] {
-            assert_eq!(names_us(arguments, None), named, "{:?}", String::from_utf8_lossy(arguments));
+            let request = read_request(arguments, None, None);
+            assert_eq!(request, Request { named, splits_tensors: false }, "{:?}", String::from_utf8_lossy(arguments));
         }
-        assert!(names_us(b"", Some("MoE0")));
-        assert!(!names_us(b"", Some("CUDA0")));
+        assert!(read_request(b"", Some("MoE0"), None).named);
+        assert!(!read_request(b"", Some("CUDA0"), None).named);
+        assert!(read_request(b"x\0-sm\0tensor\0", None, None).splits_tensors);
+        assert!(read_request(b"x\0--split-mode\0tensor\0", None, None).splits_tensors);
+        assert!(read_request(b"", None, Some("tensor")).splits_tensors);
+        assert!(!read_request(b"x\0-sm\0layer\0-p\0tensor\0", None, None).splits_tensors);
     }
 }

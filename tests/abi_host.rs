@@ -144,6 +144,11 @@ fn graphs_equal_the_cpu_backend_without_private_structs() {
 }
 
 #[test]
+fn an_abort_reaches_the_inner_backend() {
+    case("abort", "inner=CPU");
+}
+
+#[test]
 fn scheduled_graphs_equal_the_cpu_backend() {
     case_over_each("scheduler", "");
 }

@@ -28,10 +28,12 @@ typedef ggml_backend_reg_t (*fn_ggml_backend_dev_backend_reg)(ggml_backend_dev_t
 typedef ggml_backend_t (*fn_ggml_backend_dev_init)(ggml_backend_dev_t device, const char * params);
 typedef ggml_backend_buffer_type_t (*fn_ggml_backend_dev_buffer_type)(ggml_backend_dev_t device);
 typedef ggml_backend_buffer_type_t (*fn_ggml_backend_dev_host_buffer_type)(ggml_backend_dev_t device);
+typedef bool (*fn_ggml_backend_dev_supports_buft)(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft);
 typedef bool (*fn_ggml_backend_dev_supports_op)(ggml_backend_dev_t device, const struct ggml_tensor * op);
 
 /* Buffer types. */
 typedef ggml_backend_buffer_t (*fn_ggml_backend_buft_alloc_buffer)(ggml_backend_buffer_type_t buft, size_t size);
+typedef ggml_backend_dev_t (*fn_ggml_backend_buft_get_device)(ggml_backend_buffer_type_t buft);
 typedef size_t (*fn_ggml_backend_buft_get_alignment)(ggml_backend_buffer_type_t buft);
 typedef size_t (*fn_ggml_backend_buft_get_max_size)(ggml_backend_buffer_type_t buft);
 typedef size_t (*fn_ggml_backend_buft_get_alloc_size)(ggml_backend_buffer_type_t buft, const struct ggml_tensor * tensor);

@@ -1,8 +1,8 @@
 //! Tagged handles: how a context pointer that the host carries becomes a reference to our object.
 //!
 //! Owns: the tag discipline and the one place where a context pointer is dereferenced.
-//! Invariants: a handle starts with the tag of its kind; null, misaligned or differently tagged pointers are refused, and a
-//! freed handle no longer carries a live tag.
+//! Invariants: a handle starts with the tag of its kind; null, misaligned or differently tagged pointers are refused. A handle that
+//! was freed is refused as long as its memory was not used again.
 //! Threads: any; the objects behind handles are `Sync`.
 
 use core::ffi::c_void;
@@ -36,7 +36,7 @@ pub(crate) struct NotOurs {
 
 impl fmt::Display for NotOurs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the host passed a {} that is not ours ({})", self.kind, self.why)
+        write!(f, "the host passed something else than our {} ({})", self.kind, self.why)
     }
 }
 
@@ -70,7 +70,9 @@ pub(crate) unsafe fn free<T: Kind>(context: *mut c_void) -> Result<T, NotOurs> {
     let handle = check::<T>(context)?;
     // SAFETY: `get` proved that `new::<T>` made it; the caller gives up the only use.
     let mut handle = unsafe { Box::from_raw(handle.as_ptr()) };
-    handle.tag = DEAD;
+    let tag: *mut u64 = &raw mut handle.tag;
+    // SAFETY: a field of the box. Volatile, or the write to memory that is about to be freed would be dropped.
+    unsafe { tag.write_volatile(DEAD) };
     Ok(handle.value)
 }
 
@@ -106,7 +108,7 @@ mod tests {
         assert_eq!(unsafe { get::<A>(a) }.unwrap().0, 7);
         // SAFETY: as above; the tag differs.
         let wrong = unsafe { get::<B>(a) }.unwrap_err();
-        assert_eq!(wrong.to_string(), "the host passed a b that is not ours (wrong tag)");
+        assert_eq!(wrong.to_string(), "the host passed something else than our b (wrong tag)");
         // SAFETY: null is allowed.
         assert_eq!(unsafe { get::<A>(core::ptr::null_mut()) }.unwrap_err().why, "null");
         // SAFETY: refused before it is read.

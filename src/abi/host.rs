@@ -5,6 +5,7 @@
 //! after that. Threads: any, read only.
 
 use std::ffi::CString;
+use std::io::Write as _;
 use std::sync::OnceLock;
 
 use core::ffi::CStr;
@@ -53,7 +54,7 @@ impl Host {
     /// Sends a line to the host's log, or to standard error where the host does not export its log.
     fn log(&self, level: HostLevel, line: &str) {
         let Some(print) = self.api.ggml_log_internal else {
-            return stderr(line);
+            return stderr(level, line);
         };
         let level = match level {
             HostLevel::Debug => api3::GGML_LOG_LEVEL_DEBUG,
@@ -72,13 +73,15 @@ impl Host {
 pub(crate) fn log_to_host(level: HostLevel, line: &str) {
     match HOST.get() {
         Some(host) => host.log(level, line),
-        None => stderr(line),
+        None => stderr(level, line),
     }
 }
 
-#[expect(clippy::print_stderr, reason = "the only sink when the host exports no log")]
-fn stderr(line: &str) {
-    eprint!("{line}");
+/// The only sink when the host exports no log. What is not meant to be seen is dropped; a closed stream is no failure of ours.
+fn stderr(level: HostLevel, line: &str) {
+    if matches!(level, HostLevel::Warn | HostLevel::Error) {
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
 }
 
 /// The host of this process.

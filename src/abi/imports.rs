@@ -6,7 +6,8 @@
 //! Does not: link ggml. The library may be in the global scope (a program that links it) or not (a Python wheel), so names are
 //! looked up in the process first and then in each loaded object whose file name says ggml.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_int, c_void};
+use std::ffi::CString;
 
 use super::gen_api3 as api3;
 
@@ -87,8 +88,10 @@ imports! {
         ggml_backend_dev_init: fn_ggml_backend_dev_init,
         ggml_backend_dev_buffer_type: fn_ggml_backend_dev_buffer_type,
         ggml_backend_dev_host_buffer_type: fn_ggml_backend_dev_host_buffer_type,
+        ggml_backend_dev_supports_buft: fn_ggml_backend_dev_supports_buft,
         ggml_backend_dev_supports_op: fn_ggml_backend_dev_supports_op,
         ggml_backend_buft_alloc_buffer: fn_ggml_backend_buft_alloc_buffer,
+        ggml_backend_buft_get_device: fn_ggml_backend_buft_get_device,
         ggml_backend_buft_get_alignment: fn_ggml_backend_buft_get_alignment,
         ggml_backend_buft_get_max_size: fn_ggml_backend_buft_get_max_size,
         ggml_backend_buft_get_alloc_size: fn_ggml_backend_buft_get_alloc_size,
@@ -154,40 +157,37 @@ pub(crate) fn host_symbol(name: &CStr) -> *mut c_void {
     if global.is_null() { in_ggml_objects(name) } else { global }
 }
 
-struct Search<'a> {
-    name: &'a CStr,
-    found: *mut c_void,
-}
-
+/// The names are collected first and opened afterwards: the loader holds a lock while it iterates.
 fn in_ggml_objects(name: &CStr) -> *mut c_void {
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
         // SAFETY: dl_iterate_phdr passes a valid record for the duration of the call.
         let object = unsafe { (*info).dlpi_name };
-        // SAFETY: `data` is the Search that the caller below keeps alive and uses in no other way meanwhile.
-        let search = unsafe { &mut *data.cast::<Search<'_>>() };
-        search.found = symbol_of(object, search.name);
-        c_int::from(!search.found.is_null())
+        if !object.is_null() {
+            // SAFETY: the loader's names are C strings.
+            let object = unsafe { CStr::from_ptr(object) };
+            // SAFETY: `data` is the list that the caller below keeps alive and uses in no other way meanwhile.
+            let objects = unsafe { &mut *data.cast::<Vec<CString>>() };
+            objects.push(object.to_owned());
+        }
+        0
     }
-    let mut search = Search { name, found: core::ptr::null_mut() };
-    // SAFETY: `visit` neither unwinds (it calls only C and cannot index out of range) nor keeps the pointer.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.found
+    let mut objects: Vec<CString> = Vec::new();
+    // SAFETY: `visit` does not unwind (it only copies names) and does not keep the pointer.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut objects).cast()) };
+    let found = objects.iter().map(|object| symbol_of(object, name)).find(|address| !address.is_null());
+    found.unwrap_or(core::ptr::null_mut())
 }
 
 /// The symbol of one loaded object, if its file name starts with libggml and it is not this plugin.
-fn symbol_of(object: *const c_char, name: &CStr) -> *mut c_void {
-    if object.is_null() {
-        return core::ptr::null_mut();
-    }
-    // SAFETY: the loader's names are C strings that live as long as the object.
-    let path = unsafe { CStr::from_ptr(object) }.to_bytes();
+fn symbol_of(object: &CStr, name: &CStr) -> *mut c_void {
+    let path = object.to_bytes();
     let file = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
     let ours = file.starts_with(b"libggml-moe") || file.starts_with(b"libggml_moe");
     if !file.starts_with(b"libggml") || ours {
         return core::ptr::null_mut();
     }
     // SAFETY: a valid C string; NOLOAD only returns a handle to what is loaded already.
-    let handle = unsafe { libc::dlopen(object, libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+    let handle = unsafe { libc::dlopen(object.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
     if handle.is_null() {
         return handle;
     }

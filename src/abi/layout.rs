@@ -60,7 +60,7 @@ pub(crate) struct ObjectShape {
 
 /// Everything of one layout.
 pub(crate) struct Layout {
-    /// Named in the log and in docs/architecture.md.
+    /// Named in the log and in docs/hosts.md.
     pub(crate) name: &'static str,
     pub(crate) api_version: c_int,
     pub(crate) reg: ObjectShape,

@@ -6,6 +6,7 @@
 //! Invariants: nothing unwinds out of it; no number of the host is trusted before the probe confirmed it.
 //! Threads: any thread of the host; see each object.
 //! Does not: decide anything about experts, memory or graphs.
+// UNSAFETY: this module is the C boundary; every block says what it relies on.
 #![expect(unsafe_code, reason = "this module is the C boundary; every block says what it relies on")]
 
 pub(crate) mod boundary;

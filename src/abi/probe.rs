@@ -6,6 +6,7 @@
 //! Does not: start threads, open devices, or change anything in the host.
 
 use core::ffi::{CStr, c_int, c_void};
+use core::mem::offset_of;
 use core::ptr::NonNull;
 
 use super::gen_api3 as api3;
@@ -80,6 +81,7 @@ fn choose(api: &Imports) -> Result<&'static Layout, Refusal> {
             && buffer_type_fits(layout, buft.as_ptr().cast())
             && buffer_fits(api, layout, buft)
             && device_fits(api, layout)
+            && properties_fit(api)
     };
     LAYOUTS.iter().find(fits).copied().ok_or_else(|| {
         let version = version.map_or_else(|| "none".to_owned(), |version| version.to_string());
@@ -167,6 +169,34 @@ fn device_fits(api: &Imports, layout: &Layout) -> bool {
     unsafe { field::<usize>(device.as_ptr().cast(), owner) == reg.addr() }
 }
 
+/// The properties of a device: exactly the known fields are written. Asked of the CPU device only, because others may open a
+/// context to answer.
+fn properties_fit(api: &Imports) -> bool {
+    const ROOM: usize = 512;
+    const FIELDS: usize = offset_of!(api3::ggml_backend_dev_props, caps) + size_of::<api3::ggml_backend_dev_caps>();
+    // SAFETY: no preconditions.
+    let count = unsafe { (api.ggml_backend_dev_count)() };
+    let is_cpu = |device: &NonNull<api3::ggml_backend_device>| {
+        // SAFETY: a valid device.
+        unsafe { (api.ggml_backend_dev_type)(device.as_ptr()) == api3::GGML_BACKEND_DEVICE_TYPE_CPU }
+    };
+    // SAFETY: the index is below the count.
+    let mut devices = (0..count).filter_map(|index| NonNull::new(unsafe { (api.ggml_backend_dev_get)(index) }));
+    let Some(device) = devices.find(is_cpu) else {
+        return true;
+    };
+    let written = |pattern: u8| {
+        let mut room = vec![u64::from_ne_bytes([pattern; 8]); ROOM / 8];
+        // SAFETY: a valid device; the room is aligned and larger than any such struct has been.
+        unsafe { (api.ggml_backend_dev_get_props)(device.as_ptr(), room.as_mut_ptr().cast()) };
+        room.iter().flat_map(|word| word.to_ne_bytes()).map(|byte| byte != pattern).collect::<Vec<bool>>()
+    };
+    // Two patterns, since a byte may be written with the value that was there.
+    let (first, second) = (written(0xa5), written(0x5a));
+    let touched: Vec<bool> = first.iter().zip(&second).map(|(a, b)| *a || *b).collect();
+    touched[FIELDS - 1] && !touched[FIELDS..].contains(&true)
+}
+
 /// Tensors: every field that we read is set through a public function and read back through the mirror.
 fn tensor_layout(api: &Imports) -> bool {
     // SAFETY: a pure function.
@@ -202,7 +232,7 @@ fn tensor_fields(api: &Imports, context: *mut api3::ggml_context) -> Option<bool
     unsafe { (api.ggml_set_name)(tensor.as_ptr(), c"probe".as_ptr()) };
     // SAFETY: a valid tensor.
     let name = unsafe { (api.ggml_get_name)(tensor.as_ptr()) };
-    // SAFETY: the overhead says that a tensor has the mirror's size; the context's memory is initialised.
+    // SAFETY: the overhead says that a tensor has the mirror's size; a new tensor is initialised whole.
     let t = unsafe { tensor.as_ref() };
     // SAFETY: as above.
     let v = unsafe { view.as_ref() };

@@ -28,7 +28,7 @@ pub(crate) struct Tensor<'a> {
 pub(crate) struct BufferInfo {
     /// The type of the buffer.
     pub(crate) type_: BufferTypeKey,
-    /// Whether it holds no memory: the loader's probe of a placement.
+    /// Whether it holds no memory and was given no use: the loader's question whether a weight could lie there.
     pub(crate) is_probe: bool,
 }
 
@@ -128,7 +128,8 @@ impl<'a> Tensor<'a> {
     /// Identity of this tensor as an id operand.
     pub(crate) fn ids_key(&self) -> IdsKey {
         let offset = if self.viewed().is_some() { self.raw().view_offs } else { 0 };
-        IdsKey { owner: self.owner().key(), offset, used: self.ne()[0], tokens: self.ne()[1] }
+        let [used, tokens, ..] = self.ne();
+        IdsKey { owner: self.owner().key(), offset, used, tokens, token_stride: self.nb()[1] }
     }
 
     pub(super) fn raw_buffer(&self) -> *mut api3::ggml_backend_buffer {
@@ -145,7 +146,10 @@ impl<'a> Tensor<'a> {
         // SAFETY: the buffer of a placed tensor is valid.
         let type_ = BufferTypeKey(unsafe { (api.ggml_backend_buffer_get_type)(buffer) }.addr());
         // SAFETY: as above.
-        let is_probe = unsafe { (api.ggml_backend_buffer_get_size)(buffer) } == 0;
+        let is_empty = unsafe { (api.ggml_backend_buffer_get_size)(buffer) } == 0;
+        // SAFETY: as above.
+        let usage = unsafe { (api.ggml_backend_buffer_get_usage)(buffer) };
+        let is_probe = is_empty && usage == api3::GGML_BACKEND_BUFFER_USAGE_ANY;
         Some(BufferInfo { type_, is_probe })
     }
 

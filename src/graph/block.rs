@@ -127,7 +127,7 @@ mod tests {
     use crate::graph::{ExpertWeight, TensorKey};
 
     fn ids(owner: usize) -> IdsKey {
-        IdsKey { owner: TensorKey(owner), offset: 0, used: 4, tokens: 1 }
+        IdsKey { owner: TensorKey(owner), offset: 0, used: 4, tokens: 1, token_stride: 16 }
     }
 
     fn product(owner: usize, reads: &[usize]) -> Node {

@@ -53,6 +53,8 @@ pub struct IdsKey {
     pub used: i64,
     /// Tokens.
     pub tokens: i64,
+    /// Bytes from one token's ids to the next's.
+    pub token_stride: usize,
 }
 
 /// One node of a graph.

@@ -151,7 +151,13 @@ mod tests {
                     kind: match kind {
                         0..=3 => Kind::ExpertProduct {
                             weight: if kind % 2 == 0 { ExpertWeight::Copied } else { ExpertWeight::InPlace },
-                            ids: IdsKey { owner: TensorKey(usize::from(kind / 2)), offset: 0, used: 2, tokens: 1 },
+                            ids: IdsKey {
+                                owner: TensorKey(usize::from(kind / 2)),
+                                offset: 0,
+                                used: 2,
+                                tokens: 1,
+                                token_stride: 16,
+                            },
                         },
                         4..=6 => Kind::PairWise,
                         _ => Kind::Foreign,

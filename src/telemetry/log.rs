@@ -3,6 +3,7 @@
 //! The sink is the host's own log once the ABI layer has found it, and standard error before that. llama.cpp's tools hide
 //! information lines by default, so a line that the user's `log` key asks for is sent at the warning level.
 
+use std::io::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -67,12 +68,14 @@ fn at(detail: LogDetail, text: &str) {
     send(if shows(detail) { HostLevel::Warn } else { own }, text);
 }
 
-#[expect(clippy::print_stderr, reason = "the sink before the host's log is found")]
 fn send(level: HostLevel, text: &str) {
     let line = format!("ggml-moe: {text}\n");
     match SINK.get() {
         Some(sink) => sink(level, &line),
-        None if level == HostLevel::Warn || level == HostLevel::Error => eprint!("{line}"),
+        None if level == HostLevel::Warn || level == HostLevel::Error => {
+            // A closed stream is no failure of ours.
+            let _ = std::io::stderr().write_all(line.as_bytes());
+        }
         None => {}
     }
 }

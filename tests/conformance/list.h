@@ -1,5 +1,5 @@
 /*
- * Every item of ggml-abi.h (ggml-headers/api3) that the conformance test compares. No include guard: it is included with the macros
+ * Every item of ggml-headers/api3/ggml-abi.h, for the conformance test. No include guard: it is included with the macros
  * defined in different ways. The test fails when the bindings hold an item that is not listed here.
  */
 

@@ -1,9 +1,9 @@
 /*
  * Compiles only where ggml's own declarations and ours agree in type. Nothing here runs.
  *
- * Two files are made by abi_conformance.rs from ggml-headers. declarations.inc: our typedefs word by word (C11 lets a typedef
- * stand twice only if both mean the same), and our structs under the name mirror_TAG, so that both can be seen at once.
- * functions.inc: ABI_FUNCTION(NAME) for each fn_NAME.
+ * Two files are made by abi_conformance.rs from ggml-headers. declarations.inc: our typedefs word by word (C11 lets a
+ * typedef stand twice only if both mean the same), and our structs under the name mirror_TAG, so that both can be seen at
+ * once. functions.inc: ABI_FUNCTION(NAME) for each fn_NAME.
  */
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"

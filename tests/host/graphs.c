@@ -59,6 +59,36 @@ void case_graphs(void) {
     }
 }
 
+static bool abort_now(void * data) {
+    return *(const bool *) data;
+}
+
+/* The host's abort callback reaches the inner backend, and an aborted backend can go on. */
+void case_abort(void) {
+    ggml_backend_reg_t reg = load_plugin();
+    ggml_backend_dev_t dev = device_number(reg, 0);
+    struct moe_model model = model_on(reg, dev, GGML_TYPE_F32);
+    ggml_backend_t moe = ggml_backend_dev_init(dev, NULL);
+    ggml_backend_set_abort_callback_t set =
+        (ggml_backend_set_abort_callback_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_abort_callback");
+    CHECK(moe != NULL && set != NULL, "no backend, or no abort callback");
+    set_threads(moe, 2);
+    bool stop = true;
+    set(moe, abort_now, &stop);
+    enum ggml_status status;
+    float * got = moe_run(moe, ggml_backend_dev_buffer_type(dev), &model, 3, MOE_USED, 1, &status);
+    CHECK(got == NULL && status == GGML_STATUS_ABORTED, "status %d", status);
+    stop = false;
+    float * wanted = moe_reference(GGML_TYPE_F32, 3, MOE_USED, 2, 1);
+    got = moe_run(moe, ggml_backend_dev_buffer_type(dev), &model, 3, MOE_USED, 1, &status);
+    CHECK(got != NULL, "status %d after an abort", status);
+    moe_same(got, wanted, 3, "after an abort");
+    free(got);
+    free(wanted);
+    ggml_backend_free(moe);
+    moe_model_free(&model);
+}
+
 static bool observe_all(struct ggml_tensor * t, bool ask, void * user_data) {
     (void) t;
     *(int *) user_data += ask ? 0 : 1;

@@ -158,6 +158,7 @@ static const struct {
     { "buffers", case_buffers, NULL },
     { "copies", case_copies, NULL },
     { "graphs", case_graphs, NULL },
+    { "abort", case_abort, NULL },
     { "scheduler", case_scheduler, NULL },
     { "threads", case_threads, NULL },
     { "split", case_split, NULL },

@@ -73,6 +73,7 @@ void case_supports(void);      /* supports.c */
 void case_buffers(void);       /* buffers.c */
 void case_copies(void);        /* buffers.c */
 void case_graphs(void);        /* graphs.c */
+void case_abort(void);         /* graphs.c */
 void case_scheduler(void);     /* graphs.c */
 void case_threads(void);       /* graphs.c */
 void case_split(void);         /* graphs.c */

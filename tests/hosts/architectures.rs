@@ -61,7 +61,7 @@ fn models(name: &str, make: impl FnOnce(&Path)) -> Vec<PathBuf> {
 }
 
 /// The MoE models of test-llama-archs, in F32 as it writes them.
-fn plain_models() -> Vec<PathBuf> {
+pub(crate) fn plain_models() -> Vec<PathBuf> {
     models("plain", |folder| {
         test_llama_archs(Side::Stock, &["-o", text(folder)]);
         for entry in fs::read_dir(folder).expect("models were written") {

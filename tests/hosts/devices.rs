@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use crate::perplexity::{figures, perplexity};
 use crate::summary::summaries;
-use crate::support::process::run;
+use crate::support::process::{Finished, run};
 use crate::support::stock::{OVER_CPU, Side, program};
+use crate::support::{fixture_model, text};
 
 #[test]
 fn two_devices_with_layers_split_equal_stock() {
@@ -28,12 +29,22 @@ fn the_host_lists_our_device() {
     assert!(finished.lines_with("  MoE1: ").is_empty(), "{}", finished.report("one inner device, one MoE device"));
 }
 
+/// llama.cpp asks before each load what would fit; whatever we report, no layer and no expert may leave our device.
+#[test]
+fn fitting_keeps_every_layer_on_our_device() {
+    let mut fit = program("llama-fit-params", OVER_CPU);
+    fit.args(["-m", text(&fixture_model()), "--device", "MoE0"]);
+    let finished = run(&mut fit, Duration::from_secs(30)).success();
+    let printed = finished.stdout.lines().last().unwrap_or_default();
+    assert!(printed.contains("-ngl -1") && !printed.contains("-ot"), "{}", finished.report("layers were moved"));
+}
+
 /// Whoever loads the plugin but names no device gets exactly what stock alone would have used.
 #[test]
 fn our_device_is_used_only_when_it_is_named() {
     let unnamed = Side::Plugin { keys: "inner=CPU;log=debug", device: "" };
     let log = |side| perplexity(side, 2, 1, &["-lv", "4"]);
-    let used = |finished: &crate::support::process::Finished| !finished.lines_with("using device MoE0").is_empty();
+    let used = |finished: &Finished| !finished.lines_with("using device MoE0").is_empty();
     assert!(used(&log(OVER_CPU)), "the line that the other runs must not have");
     let finished = log(unnamed);
     assert!(!used(&finished), "{}", finished.report("MoE0 was used unnamed"));

@@ -92,31 +92,33 @@ fn truncated_models_are_refused() {
     }
 }
 
-/// Every N-th allocation of a kind fails, for one N after another. `most` is an N that no short run reaches.
-fn failing_allocations(kind: &str) {
-    let mut failed = 0;
+/// Every N-th allocation of a kind fails, for one N after another; the first `certain` of them must stop the host.
+fn failing_allocations(kind: &str, inner: &str, device: &str, certain: u32) {
     for every in 1..=6 {
-        let keys = format!("inner=CPU;debug-fail-alloc={kind}:{every}");
-        let side = Side::Plugin { keys: &keys, device: "MoE0" };
-        let mut host = tool("llama-perplexity", side, &fixture_model(), 2);
+        let keys = format!("inner={inner};debug-fail-alloc={kind}:{every}");
+        let mut host = tool("llama-perplexity", Side::Plugin { keys: &keys, device }, &fixture_model(), 2);
         host.args(["-f", text(&fixture("eval.txt")), "-c", "128", "--chunks", "1"]);
         let finished = run(&mut host, LIMIT).no_signal();
-        failed += u32::from(!finished.status.success());
         if finished.status.success() {
+            assert!(every > certain, "{}", finished.report("an allocation should have failed"));
             assert_eq!(figures(&finished).len(), 2, "{}", finished.report("success without a result"));
+        } else {
+            let advice = finished.lines_with("ggml-moe: ").iter().any(|line| line.contains("; use a smaller "));
+            assert!(advice, "{}", finished.report("no word on what to do"));
         }
     }
-    assert!(failed > 0, "no allocation failed: the test key does nothing");
 }
 
+/// The weights, the cache and the compute buffer of one model.
 #[test]
 fn failing_device_allocations_end_cleanly() {
-    failing_allocations("device");
+    failing_allocations("device", "CPU", "MoE0", 3);
 }
 
+/// The experts of two devices.
 #[test]
 fn failing_host_allocations_end_cleanly() {
-    failing_allocations("host");
+    failing_allocations("host", "CPU,CPU", "MoE0,MoE1", 1);
 }
 
 /// Runs a program without the right to write where the permissions forbid it, even as the superuser.

@@ -84,13 +84,22 @@ fn host_threads_reach_the_inner_device() {
 fn equal_when_graphs_are_rebuilt_through_the_public_interface() {
     let side = Side::Plugin { keys: "inner=CPU;log=debug;debug-graph=add-node", device: "MoE0" };
     let more = ["-ub", "64"];
-    assert_eq!(figures(&perplexity(side, 2, 4, &more)), figures(&perplexity(Side::Stock, 2, 4, &more)));
+    let rebuilt = perplexity(side, 2, 4, &more);
+    assert!(!rebuilt.lines_with("graphs as AddNode").is_empty(), "{}", rebuilt.report("the key did nothing"));
+    assert_eq!(figures(&rebuilt), figures(&perplexity(Side::Stock, 2, 4, &more)));
+    ran_in_blocks(&rebuilt);
 }
 
 /// An inner device whose tensors are larger than their contents, as CUDA's are: the pads are poisoned by the test key.
 #[test]
 fn equal_with_padded_tensors() {
-    let side = Side::Plugin { keys: "inner=CPU;log=debug;debug-pad=512", device: "MoE0" };
-    let more = ["-ub", "64"];
-    assert_eq!(figures(&perplexity(side, 2, 4, &more)), figures(&perplexity(Side::Stock, 2, 4, &more)));
+    let padded = Side::Plugin { keys: "inner=CPU;log=debug;debug-pad=65536", device: "MoE0" };
+    let more = ["-ub", "64", "-lv", "4"];
+    let [padded, plain] = [padded, OVER_CPU].map(|side| perplexity(side, 2, 4, &more));
+    assert_eq!(figures(&padded), figures(&perplexity(Side::Stock, 2, 4, &more)));
+    let weights = |finished: &Finished| {
+        let line = finished.lines_with("MoE0 model buffer size").pop().unwrap_or_default();
+        line.split_once('=').map(|(_, size)| size.to_owned())
+    };
+    assert!(weights(&padded).is_some() && weights(&padded) != weights(&plain), "the key did nothing");
 }

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::architectures::plain_models;
+use crate::summary::summaries;
 use crate::support::fixture_model;
 use crate::support::process::run;
 use crate::support::server::{Completion, Server};
-use crate::support::stock::{OVER_CPU, Side, tool};
+use crate::support::stock::{OVER_CPU, Side, program, tool};
 
 /// Generates in slot 0, saves it, restores it into slot 1 and goes on there. Returns the saved bytes and what followed.
 fn save_and_go_on(side: Side<'_>, folder: &Path) -> (Vec<u8>, Completion) {
@@ -63,6 +65,33 @@ fn stock_test(name: &str, more: &[&str], last_words: &str) {
 #[test]
 fn stock_save_load_state() {
     stock_test("test-save-load-state", &[], "All tests passed.");
+}
+
+/// The same ten checks on every MoE architecture: recurrent states, sliding windows, indexers and latent caches lie in our buffers.
+#[test]
+fn stock_save_load_state_of_every_architecture() {
+    let models = plain_models();
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = program("test-save-load-state", OVER_CPU);
+    command.arg("--models").arg(models[0].parent().expect("the models lie in a folder"));
+    command.args(["--device", "MoE0", "-ngl", "99", "-nr", "-t", "2"]).current_dir(folder.path());
+    let finished = run(&mut command, Duration::from_secs(240)).success();
+    let rows =
+        finished.stdout.lines().filter(|line| line.contains(".gguf") && line.matches("PASS").count() == 10).count();
+    assert_eq!(rows, models.len(), "{}", finished.report("a row of ten passes for each model"));
+}
+
+/// An idle server frees its model and loads it again for the next request.
+#[test]
+fn a_server_that_slept_answers_as_before() {
+    let more = ["-c", "512", "-np", "1", "--sleep-idle-seconds", "1"];
+    let mut server = Server::start(OVER_CPU, &fixture_model(), &more);
+    let before = server.complete("The standard library", 16, 3);
+    let asleep =
+        |log: &str| summaries(log).iter().any(|summary| summary["blocks"].as_u64().is_some_and(|blocks| blocks > 0));
+    server.process().wait_until("the plugin's summary", Duration::from_secs(30), asleep);
+    assert_eq!(server.complete("The standard library", 16, 3), before);
+    server.stop();
 }
 
 #[test]

@@ -583,11 +583,15 @@ pub type fn_ggml_backend_dev_buffer_type =
     ::core::option::Option<unsafe extern "C" fn(device: ggml_backend_dev_t) -> ggml_backend_buffer_type_t>;
 pub type fn_ggml_backend_dev_host_buffer_type =
     ::core::option::Option<unsafe extern "C" fn(device: ggml_backend_dev_t) -> ggml_backend_buffer_type_t>;
+pub type fn_ggml_backend_dev_supports_buft =
+    ::core::option::Option<unsafe extern "C" fn(device: ggml_backend_dev_t, buft: ggml_backend_buffer_type_t) -> bool>;
 pub type fn_ggml_backend_dev_supports_op =
     ::core::option::Option<unsafe extern "C" fn(device: ggml_backend_dev_t, op: *const ggml_tensor) -> bool>;
 pub type fn_ggml_backend_buft_alloc_buffer = ::core::option::Option<
     unsafe extern "C" fn(buft: ggml_backend_buffer_type_t, size: usize) -> ggml_backend_buffer_t,
 >;
+pub type fn_ggml_backend_buft_get_device =
+    ::core::option::Option<unsafe extern "C" fn(buft: ggml_backend_buffer_type_t) -> ggml_backend_dev_t>;
 pub type fn_ggml_backend_buft_get_alignment =
     ::core::option::Option<unsafe extern "C" fn(buft: ggml_backend_buffer_type_t) -> usize>;
 pub type fn_ggml_backend_buft_get_max_size =

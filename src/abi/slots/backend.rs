@@ -23,7 +23,7 @@ impl Kind for Backend {
     const NAME: &'static str = "backend";
 }
 
-/// Identity of our backends among the host's; compared by address and by content.
+/// Identity of our backends among the host's, by its address.
 static GUID: [u8; 16] = *b"ggml-moe backend";
 
 #[derive(Debug, thiserror::Error)]
@@ -77,18 +77,20 @@ pub(super) unsafe fn of<'a>(backend: *mut api3::ggml_backend) -> Result<&'a Back
     unsafe { behind(backend.cast(), &host().layout.backend) }
 }
 
-/// Runs a slot that cannot report failure: a failure poisons the device.
+/// Runs a slot that cannot report failure: a failure runs `on_failure` and poisons the device.
 ///
 /// # Safety
 /// As for [`of`].
 unsafe fn guarded<E: Display>(
     slot: Slot,
     backend: *mut api3::ggml_backend,
+    on_failure: impl FnOnce(),
     body: impl FnOnce(&Backend) -> Result<(), E>,
 ) {
     // SAFETY: the caller's contract.
     let known = unsafe { of(backend) };
     let poison = || {
+        on_failure();
         if let Ok(backend) = known {
             backend.device.poison();
         }
@@ -125,19 +127,31 @@ unsafe extern "C" fn free(backend: *mut api3::ggml_backend) {
     );
 }
 
-/// The buffer and address of part of a tensor in device memory.
+/// Part of a tensor that a backend is asked to copy.
+enum Part<'a> {
+    /// In a buffer of ours, at this address.
+    Ours(&'a Buffer, usize),
+    /// In a buffer that the inner device made.
+    Inner(Tensor<'a>),
+}
+
+/// Where part of a tensor lies.
 ///
 /// # Safety
 /// `tensor` is null or valid during `'a`.
-unsafe fn device_place<'a>(
+unsafe fn part<'a>(
+    backend: &Backend,
     tensor: *const api3::ggml_tensor,
     offset: usize,
     size: usize,
-) -> Result<(&'a Buffer, usize), CallError> {
+) -> Result<Part<'a>, CallError> {
     // SAFETY: the caller's contract.
     let tensor = unsafe { Tensor::new(tensor) }.ok_or(CallError::ForeignTensor)?;
-    let buffer = tensor.our_buffer().ok_or(CallError::ForeignTensor)?;
-    Ok((buffer, buffer.place(tensor, offset, size)?.address))
+    match tensor.our_buffer() {
+        Some(buffer) => Ok(Part::Ours(buffer, buffer.place(tensor, offset, size)?.address)),
+        None if backend.device.lends_inner_types() => Ok(Part::Inner(tensor)),
+        None => Err(CallError::ForeignTensor),
+    }
 }
 
 unsafe extern "C" fn set_tensor_async(
@@ -149,19 +163,24 @@ unsafe extern "C" fn set_tensor_async(
 ) {
     let body = |backend: &Backend| {
         // SAFETY: the host passes a tensor that is valid during the call.
-        let (buffer, address) = unsafe { device_place(tensor, offset, size) }?;
-        if let Some(memory) = buffer.memory() {
-            // SAFETY: the host passes `size` readable bytes that stay until it synchronizes.
-            unsafe { backend.inner.write_async(memory.passport(), address, data, size) };
-        } else if let Some(memory) = buffer.host() {
-            backend.inner.synchronize();
-            // SAFETY: the host passes `size` readable bytes.
-            unsafe { memory.write(address, data, size) };
+        match unsafe { part(backend, tensor, offset, size) }? {
+            Part::Ours(buffer, address) => {
+                if let Some(memory) = buffer.memory() {
+                    // SAFETY: the host passes `size` readable bytes that stay until it synchronizes.
+                    unsafe { backend.inner.write_async(memory.passport(), address, data, size) };
+                } else if let Some(memory) = buffer.host() {
+                    backend.inner.synchronize();
+                    // SAFETY: the host passes `size` readable bytes.
+                    unsafe { memory.write(address, data, size) };
+                }
+            }
+            // SAFETY: as above.
+            Part::Inner(tensor) => unsafe { backend.inner.write_own(tensor, data, offset, size) },
         }
         Ok::<_, CallError>(())
     };
     // SAFETY: as in `get_name`.
-    unsafe { guarded(Slot::BackendSetTensorAsync, backend, body) };
+    unsafe { guarded(Slot::BackendSetTensorAsync, backend, || (), body) };
 }
 
 unsafe extern "C" fn get_tensor_async(
@@ -173,18 +192,26 @@ unsafe extern "C" fn get_tensor_async(
 ) {
     let body = |backend: &Backend| {
         // SAFETY: the host passes a tensor that is valid during the call.
-        let (buffer, address) = unsafe { device_place(tensor, offset, size) }?;
-        if let Some(memory) = buffer.memory() {
-            // SAFETY: the host passes `size` writable bytes that stay until it synchronizes.
-            unsafe { backend.inner.read_async(memory.passport(), address, data, size) };
-        } else if let Some(memory) = buffer.host() {
-            // SAFETY: the host passes `size` writable bytes.
-            unsafe { memory.read(address, data, size) };
+        match unsafe { part(backend, tensor, offset, size) }? {
+            Part::Ours(buffer, address) => {
+                if let Some(memory) = buffer.memory() {
+                    // SAFETY: the host passes `size` writable bytes that stay until it synchronizes.
+                    unsafe { backend.inner.read_async(memory.passport(), address, data, size) };
+                } else if let Some(memory) = buffer.host() {
+                    // SAFETY: the host passes `size` writable bytes.
+                    unsafe { memory.read(address, data, size) };
+                }
+            }
+            // SAFETY: as above.
+            Part::Inner(tensor) => unsafe { backend.inner.read_own(tensor, data, offset, size) },
         }
         Ok::<_, CallError>(())
     };
+    // Zeros, never what happened to lie there.
+    // SAFETY: the host passes `size` writable bytes.
+    let zero = || unsafe { super::buffer::zero(data, size) };
     // SAFETY: as in `get_name`.
-    unsafe { guarded(Slot::BackendGetTensorAsync, backend, body) };
+    unsafe { guarded(Slot::BackendGetTensorAsync, backend, zero, body) };
 }
 
 /// False lets the host wait for both backends and copy by itself.
@@ -235,7 +262,7 @@ unsafe extern "C" fn synchronize(backend: *mut api3::ggml_backend) {
         Ok::<_, CallError>(())
     };
     // SAFETY: as in `get_name`.
-    unsafe { guarded(Slot::BackendSynchronize, backend, body) };
+    unsafe { guarded(Slot::BackendSynchronize, backend, || (), body) };
 }
 
 unsafe extern "C" fn graph_compute(
@@ -250,19 +277,23 @@ unsafe extern "C" fn graph_compute(
             let backend = unsafe { of(backend) }?;
             // SAFETY: the host passes a graph that it does not touch during the call.
             let Some(graph) = (unsafe { Graph::new(cgraph) }) else {
-                return Ok::<_, NotOurs>(api3::GGML_STATUS_FAILED);
+                log::error("graph failed: the host passed none");
+            return Ok::<_, NotOurs>(api3::GGML_STATUS_FAILED);
             };
             Ok(match backend.compute(graph) {
                 Ok(status) => status.0,
-                Err(error) => failed(&error),
+                Err(error) => failed(backend, &error),
             })
         },
     )
 }
 
 /// Reports why a graph failed; the host gets the status that upstream defines for it.
-fn failed(error: &BackendError) -> api3::ggml_status {
-    log::error(&format!("graph failed: {error}"));
+fn failed(backend: &Backend, error: &BackendError) -> api3::ggml_status {
+    let repeated = matches!(error, BackendError::Poisoned(_)) && !backend.device.tells_poison();
+    if !repeated {
+        log::error(&format!("graph failed: {error}"));
+    }
     error.status().0
 }
 
@@ -270,14 +301,14 @@ unsafe extern "C" fn event_record(backend: *mut api3::ggml_backend, event: *mut 
     // SAFETY: the host passes a live event of ours.
     let body = |backend: &Backend| unsafe { event::of(event) }.map(|event| backend.inner.record(event));
     // SAFETY: as in `get_name`.
-    unsafe { guarded(Slot::BackendEventRecord, backend, body) };
+    unsafe { guarded(Slot::BackendEventRecord, backend, || (), body) };
 }
 
 unsafe extern "C" fn event_wait(backend: *mut api3::ggml_backend, event: *mut api3::ggml_backend_event) {
     // SAFETY: the host passes a live event of ours.
     let body = |backend: &Backend| unsafe { event::of(event) }.map(|event| backend.inner.wait(event));
     // SAFETY: as in `get_name`.
-    unsafe { guarded(Slot::BackendEventWait, backend, body) };
+    unsafe { guarded(Slot::BackendEventWait, backend, || (), body) };
 }
 
 /// The whole graph is forwarded once; it is cut into parts only when it runs.
@@ -295,5 +326,5 @@ unsafe extern "C" fn graph_optimize(
         Ok::<_, CallError>(())
     };
     // SAFETY: as in `get_name`.
-    unsafe { guarded(Slot::BackendGraphOptimize, backend, body) };
+    unsafe { guarded(Slot::BackendGraphOptimize, backend, || (), body) };
 }

@@ -74,7 +74,8 @@ pub(in crate::abi) fn of_raw<'a>(buffer: *mut api3::ggml_backend_buffer) -> Opti
     }
     // SAFETY: a tensor's buffer is valid while the tensor is.
     let type_ = unsafe { (host().api.ggml_backend_buffer_get_type)(buffer) };
-    // SAFETY: the type says that the buffer carries our handle, or none if it holds no memory.
+    // SAFETY: a buffer of our type carries our handle, or none if it holds no memory. ggml may make a buffer of buffers with our type;
+    // its context is ggml's own, readable, and carries no tag of ours.
     reg::owns(BufferTypeKey(type_.addr())).then(|| unsafe { of(buffer) }.ok()).flatten()
 }
 
@@ -287,7 +288,7 @@ unsafe extern "C" fn get_tensor(
 ///
 /// # Safety
 /// `data` is null or writable for `size` bytes.
-unsafe fn zero(data: *mut c_void, size: usize) {
+pub(super) unsafe fn zero(data: *mut c_void, size: usize) {
     if !data.is_null() {
         // SAFETY: the caller's contract.
         unsafe { data.cast::<u8>().write_bytes(0, size) };
@@ -335,7 +336,7 @@ unsafe extern "C" fn get_tensor_2d(
     stride_data: usize,
 ) {
     let failed = || {
-        for row in 0..copies {
+        for row in 0..if data.is_null() { 0 } else { copies } {
             // SAFETY: the host passes rows of `size` writable bytes, `stride_data` apart.
             unsafe { zero(data.wrapping_byte_add(row.wrapping_mul(stride_data)), size) };
         }

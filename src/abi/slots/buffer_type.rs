@@ -132,16 +132,14 @@ unsafe extern "C" fn get_alloc_size_n(
     n_tensors: c_int,
 ) -> usize {
     // SAFETY: the host passes a list of valid tensors.
-    let list = unsafe { tensor::list(tensors, n_tensors) };
-    guard(
-        Slot::BufferTypeGetAllocSizeN,
-        || list.iter().map(Tensor::bytes).sum(),
-        || {
-            // SAFETY: as in `get_name`.
-            let type_ = unsafe { of(buft) }?;
-            Ok::<_, NotOurs>(alloc_size_all(type_.device, type_.role, &list))
-        },
-    )
+    let list = || unsafe { tensor::list(tensors, n_tensors) };
+    const SAFE_ALIGNMENT: usize = 256;
+    let fallback = || list().iter().map(|tensor| tensor.bytes().next_multiple_of(SAFE_ALIGNMENT)).sum();
+    guard(Slot::BufferTypeGetAllocSizeN, fallback, || {
+        // SAFETY: as in `get_name`.
+        let type_ = unsafe { of(buft) }?;
+        Ok::<_, NotOurs>(alloc_size_all(type_.device, type_.role, &list()))
+    })
 }
 
 /// Expert weights can be read by any code that reads host memory; the rest belongs to the inner device.

@@ -44,7 +44,11 @@ pub(super) fn make(device: &'static Device, reg: *mut c_void) -> &'static Device
     let layout = host().layout;
     let (shape, slots) = (&layout.device, &layout.device_slots);
     let pointer = Words::zeroed(shape.size).leak();
-    let default_type = buffer_type::make(device, Role::Default, pointer);
+    let default_type = if device.lends_inner_types() {
+        device.inner_buffer_type.as_ptr().cast()
+    } else {
+        buffer_type::make(device, Role::Default, pointer)
+    };
     let experts_type = (!device.passes_through()).then(|| buffer_type::make(device, Role::Experts, pointer));
     let types = BufferTypes {
         default: BufferTypeKey(default_type.addr()),
@@ -136,7 +140,7 @@ unsafe extern "C" fn get_type(dev: *mut api3::ggml_backend_device) -> api3::ggml
         Slot::DeviceGetType,
         || api3::GGML_BACKEND_DEVICE_TYPE_CPU,
         // SAFETY: as in `get_name`.
-        || unsafe { of(dev) }.map(|object| raw_kind(object.device.kind)),
+        || unsafe { of(dev) }.map(|object| raw_kind(object.device.kind())),
     )
 }
 
@@ -164,7 +168,7 @@ unsafe extern "C" fn get_props(dev: *mut api3::ggml_backend_device, props: *mut 
         value.name = device.name.as_ptr();
         value.description = device.description.as_ptr();
         (value.memory_free, value.memory_total) = device.memory();
-        value.type_ = raw_kind(device.kind);
+        value.type_ = raw_kind(device.kind());
         value.caps.buffer_from_host_ptr = false;
         // A mapped file would be read into our buffers through a second copy; without it the loader reads straight into them.
         value.caps.mmap_support &= device.passes_through();
@@ -226,9 +230,12 @@ unsafe extern "C" fn supports_buft(
         || false,
         || {
             // SAFETY: as in `get_name`.
-            let types = unsafe { of(dev) }?.types;
+            let object = unsafe { of(dev) }?;
             let asked = BufferTypeKey(buft.addr());
-            Ok::<_, NotOurs>(types.default == asked || types.experts == Some(asked))
+            if object.device.lends_inner_types() {
+                return Ok::<_, NotOurs>(object.device.inner.supports_buffer_type(buft));
+            }
+            Ok(object.types.default == asked || object.types.experts == Some(asked))
         },
     )
 }

@@ -1,7 +1,7 @@
 //! The functions that the host calls, one file per object, slots in upstream's order.
 //!
 //! Owns: the C objects that the host sees (they carry a vtable of the host's layout and a tagged handle).
-//! Invariants: every function goes through the boundary; it turns handles into references and calls safe code, no more.
+//! Invariants: every function goes through the boundary (but `slot_names`, which only hands out constants); it turns handles into references and calls safe code, no more.
 //! Regs, devices and buffer types live as long as the process, by ggml's design.
 //! Threads: any thread of the host.
 

@@ -56,12 +56,31 @@ fn make() -> *mut c_void {
 
 /// Makes these the devices of the reg, once; later calls change nothing.
 pub(crate) fn publish_devices(devices: Vec<&'static Device>) {
-    if !devices.is_empty() {
-        DEVICES.get_or_init(|| devices.into_iter().map(|device| device::make(device, object())).collect());
-    }
+    DEVICES.get_or_init(|| devices.into_iter().map(|device| device::make(device, object())).collect());
 }
 
-/// Whether devices were published.
+/// Whether the host finds in our objects what we put there: its own getters, asked on a reg, devices and buffer types of ours, must give
+/// back the same objects. A layout that the probe took for another fails here, before the host uses it.
+pub(crate) fn reads_back() -> bool {
+    let api = &host().api;
+    let reg: *mut api3::ggml_backend_reg = object().cast();
+    // SAFETY: a reg of ours.
+    let name = unsafe { (api.ggml_backend_reg_name)(reg) };
+    // The name may be asked in vain when the tests make that slot fail; the answer is the same.
+    let named = core::ptr::eq(name, NAME.as_ptr());
+    named
+        && devices().iter().all(|device| {
+            // SAFETY: a device of ours.
+            let owner = unsafe { (api.ggml_backend_dev_backend_reg)(device.pointer.cast()) };
+            let buft: *mut api3::ggml_backend_buffer_type = core::ptr::without_provenance_mut(device.types.default.0);
+            // SAFETY: the default buffer type of a device of ours.
+            let of_type = unsafe { (api.ggml_backend_buft_get_device)(buft) };
+            let lent = device.device.lends_inner_types();
+            core::ptr::eq(owner, reg) && (lent || of_type.addr() == device.pointer.addr())
+        })
+}
+
+/// Whether devices were published, if only none.
 pub(crate) fn has_devices() -> bool {
     DEVICES.get().is_some()
 }
@@ -72,7 +91,11 @@ fn devices() -> &'static [&'static DeviceObject] {
 
 /// Whether a buffer type is one of ours.
 pub(super) fn owns(type_: BufferTypeKey) -> bool {
-    devices().iter().any(|device| device.types.default == type_ || device.types.experts == Some(type_))
+    let is_of = |device: &&'static DeviceObject| {
+        let lent = device.device.lends_inner_types();
+        (!lent && device.types.default == type_) || device.types.experts == Some(type_)
+    };
+    devices().iter().any(is_of)
 }
 
 /// Whether a device is one of ours.
