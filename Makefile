@@ -22,7 +22,7 @@ stock: ## the stock llama.cpp that tests and demo run, fetched and built once in
 stock-path: ## print the folder of the stock programs and nothing else; builds nothing
 	@tests/stock/stock.sh path
 
-demo: build stock ## a stock llama-server with the plugin answers a request on the bundled model
+demo: build $(if $(LLAMA_BIN),,stock) ## a stock llama-server with the plugin answers a request on the bundled model
 	@tests/demo/demo.sh $(TARGET)/release/libggml-moe.so
 
 test: build stock ## every test that CI runs; ends with "N passed, N failed"

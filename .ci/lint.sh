@@ -14,7 +14,7 @@ check() { # title, command...
   echo "== $1: $((SECONDS - start)) s"
 }
 
-documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items --quiet; }
+documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet; }
 
 # Licences, banned crates and sources. Not the advisory list: it lives on a host that a build machine need not reach.
 dependencies() {

@@ -169,11 +169,12 @@ fn device_fits(api: &Imports, layout: &Layout) -> bool {
     unsafe { field::<usize>(device.as_ptr().cast(), owner) == reg.addr() }
 }
 
-/// The properties of a device: exactly the known fields are written. Asked of the CPU device only, because others may open a
-/// context to answer.
+/// The properties of a device: no byte behind the known struct is written (its own padding is, by the host). Asked of the CPU device
+/// only, because others may open a context to answer.
 fn properties_fit(api: &Imports) -> bool {
     const ROOM: usize = 512;
-    const FIELDS: usize = offset_of!(api3::ggml_backend_dev_props, caps) + size_of::<api3::ggml_backend_dev_caps>();
+    const KNOWN: usize = size_of::<api3::ggml_backend_dev_props>();
+    const CAPS: usize = offset_of!(api3::ggml_backend_dev_props, caps);
     // SAFETY: no preconditions.
     let count = unsafe { (api.ggml_backend_dev_count)() };
     let is_cpu = |device: &NonNull<api3::ggml_backend_device>| {
@@ -194,7 +195,7 @@ fn properties_fit(api: &Imports) -> bool {
     // Two patterns, since a byte may be written with the value that was there.
     let (first, second) = (written(0xa5), written(0x5a));
     let touched: Vec<bool> = first.iter().zip(&second).map(|(a, b)| *a || *b).collect();
-    touched[FIELDS - 1] && !touched[FIELDS..].contains(&true)
+    touched[CAPS] && !touched[KNOWN..].contains(&true)
 }
 
 /// Tensors: every field that we read is set through a public function and read back through the mirror.

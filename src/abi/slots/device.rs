@@ -1,6 +1,7 @@
 //! Slots of a device. See `ggml_backend_device_i` in ggml-backend-impl.h.
 
 use core::ffi::{c_char, c_void};
+use core::mem::offset_of;
 
 use super::super::boundary::{Slot, guard};
 use super::super::gen_api3 as api3;
@@ -175,8 +176,11 @@ unsafe extern "C" fn get_props(dev: *mut api3::ggml_backend_device, props: *mut 
         Ok::<_, NotOurs>(value)
     });
     if !props.is_null() {
-        // SAFETY: the host passes a place to write to, of the size that the layout says.
-        unsafe { props.write(value) };
+        // The padding behind the fields stays as the host left it: a later release may keep more capabilities there.
+        const FIELDS: usize = offset_of!(api3::ggml_backend_dev_props, caps) + size_of::<api3::ggml_backend_dev_caps>();
+        let source = (&raw const value).cast::<u8>();
+        // SAFETY: the host passes a place to write to, of the size that the probe measured; the fields lie before the padding.
+        unsafe { core::ptr::copy_nonoverlapping(source, props.cast::<u8>(), FIELDS) };
     }
 }
 
