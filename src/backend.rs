@@ -10,6 +10,7 @@
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 
@@ -29,6 +30,8 @@ pub(crate) struct Backend {
     // Dropped before the inner stream, which is idle by then: the scratch belongs to it.
     state: Mutex<Option<Box<State>>>,
     pub(crate) inner: inner::Backend,
+    /// The uploads that the inner stream already waits for.
+    seen_uploads: AtomicU64,
 }
 
 #[derive(Default)]
@@ -47,6 +50,9 @@ pub(crate) enum BackendError {
     /// An earlier failure left data of the host wrong.
     #[error("{0} failed earlier and computes nothing more; restart the program")]
     Poisoned(String),
+    /// The device's driver refused an operation.
+    #[error(transparent)]
+    Buffer(#[from] BufferError),
     /// Experts could not be made ready.
     #[error(transparent)]
     Plain(#[from] PlainError),
@@ -82,7 +88,7 @@ impl Backend {
             ));
             return None;
         }
-        Some(Self { device, state: Mutex::new(None), inner })
+        Some(Self { device, state: Mutex::new(None), inner, seen_uploads: AtomicU64::new(0) })
     }
 
     /// Runs a graph of the host.
@@ -92,6 +98,7 @@ impl Backend {
         if self.device.is_poisoned() {
             return Err(BackendError::Poisoned(self.device.label().to_owned()));
         }
+        self.order_uploads()?;
         if self.device.passes_through() {
             return Ok(self.inner.compute_whole(graph));
         }
@@ -181,10 +188,21 @@ impl Backend {
         self.state.lock().as_ref().map(|state| state.counters.clone()).unwrap_or_default()
     }
 
+    /// Makes the inner stream wait for what was uploaded to the device's memory so far.
+    pub(crate) fn order_uploads(&self) -> Result<(), BufferError> {
+        match self.device.opened_driver() {
+            Some(driver) => driver.order_before(&self.inner, &self.seen_uploads).map_err(BufferError::from),
+            None => Ok(()),
+        }
+    }
+
     /// Copies a tensor between backends of ours on the device; false if the inner device cannot.
     pub(crate) fn copy_async(&self, from: &Self, source: Tensor<'_>, target: Tensor<'_>) -> bool {
         let both_ours = passport(source).is_some() && passport(target).is_some();
         let neither_ours = source.our_buffer().is_none() && target.our_buffer().is_none();
+        if self.order_uploads().is_err() || from.order_uploads().is_err() {
+            return false;
+        }
         let on_device = both_ours || (neither_ours && self.device.lends_inner_types());
         on_device && self.inner.copy_async((&from.inner, passport(source), source), (passport(target), target))
     }

@@ -228,6 +228,11 @@ impl Device {
         &**driver
     }
 
+    /// The driver, if it was opened.
+    pub(crate) fn opened_driver(&self) -> Option<&dyn Driver> {
+        self.driver.get().map(|driver| &**driver)
+    }
+
     /// Takes `bytes` from the budget of pinned memory; false if it does not hold them.
     pub(crate) fn claim_pinned(&self, bytes: usize) -> bool {
         let limit = self.pin_limit_bytes();

@@ -158,6 +158,27 @@ impl Driver for Fake {
         Ok(())
     }
 
+    unsafe fn upload_taking(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
+        let extent = rows.count.saturating_sub(1) * rows.host_stride + rows.size;
+        let mut taken = vec![0_u8; if rows.is_empty() { 0 } else { extent }];
+        // SAFETY: every row of the source is readable; the vector spans them all.
+        unsafe {
+            copy_rows(
+                Raw(taken.as_mut_ptr().expose_provenance()),
+                rows.host_stride,
+                Raw(source.expose_provenance()),
+                rows.host_stride,
+                rows,
+            );
+        }
+        let to = Raw(target.address);
+        // SAFETY: the target lies in a live memory, the source belongs to the work.
+        self.queue(move || unsafe {
+            copy_rows(to, rows.stride, Raw(taken.as_ptr().expose_provenance()), rows.host_stride, rows)
+        });
+        Ok(())
+    }
+
     unsafe fn download(&self, target: *mut c_void, source: Place<'_>, rows: Rows) -> Result<(), DriverError> {
         let (to, from) = (Raw(target.expose_provenance()), Raw(source.address));
         // SAFETY: as in `upload`, the other way round.

@@ -16,6 +16,7 @@ mod generic;
 mod suite;
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 
 use crate::abi::inner::{self, Passport};
 use crate::config::CudaFault;
@@ -28,7 +29,7 @@ use crate::experts::HostRange;
 ///   the driver's own work on it; work of others (the inner backend's stream) is the caller's to wait for.
 /// - Copies and fills run in the order in which they were asked for, relative to each other. They may run later, but have run when
 ///   [`Driver::synchronize`] returns. They are not ordered against the inner backend's stream: the caller synchronizes that first.
-/// - Host memory passed to a copy stays valid until [`Driver::synchronize`] returns.
+/// - Host memory passed to a copy stays valid until [`Driver::synchronize`] returns, but for [`Driver::upload_taking`].
 /// - Every range lies in the memory it names; the caller has checked that.
 /// - An error means that the operation did not take place and that the driver is usable; a device that is lost makes every later call
 ///   fail.
@@ -48,6 +49,28 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// Every row of the source is readable until [`Driver::synchronize`] returns.
     unsafe fn upload(&self, target: Place<'_>, source: *const core::ffi::c_void, rows: Rows)
     -> Result<(), DriverError>;
+
+    /// Copies rows from the host and takes the bytes at once: the source may be reused when this returns. The copy itself may run later;
+    /// [`Driver::order_before`] puts it before the work of an inner stream.
+    ///
+    /// # Safety
+    /// Every row of the source is readable.
+    unsafe fn upload_taking(
+        &self,
+        target: Place<'_>,
+        source: *const core::ffi::c_void,
+        rows: Rows,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the caller's contract, and the source is not needed after `synchronize`.
+        unsafe { self.upload(target, source, rows) }?;
+        self.synchronize()
+    }
+
+    /// Orders everything asked for so far before what is queued on the inner stream from now on. `seen` belongs to that stream; it starts at
+    /// zero and spares the work when there is nothing new.
+    fn order_before(&self, _inner: &inner::Backend, _seen: &AtomicU64) -> Result<(), DriverError> {
+        Ok(())
+    }
 
     /// Copies rows to the host.
     ///

@@ -97,6 +97,33 @@ pub(crate) fn copies(driver: &dyn Driver) {
     assert_eq!(read(driver, &*b, 0, bytes), expected);
 }
 
+/// Taken bytes arrive whatever happens to their source, in order with everything else, also when there are many of them.
+pub(crate) fn taken(driver: &dyn Driver) {
+    let memory = driver.allocate(3 << 20).unwrap();
+    let place = |offset: usize| Place { memory: &*memory, address: memory.base() + offset };
+    let mut expected = vec![0_u8; 3 << 20];
+    driver.fill(place(0), 0, 3 << 20).unwrap();
+    for round in 0..40_usize {
+        let mut source = pattern(70_000 + round, round);
+        let offset = round * 70_001;
+        // SAFETY: the source is readable.
+        unsafe { driver.upload_taking(place(offset), source.as_ptr().cast(), Rows::one(source.len())) }.unwrap();
+        expected[offset..offset + source.len()].copy_from_slice(&source);
+        source.fill(0xdd);
+    }
+    let big = pattern(2 << 20, 77);
+    // SAFETY: the source is readable.
+    unsafe { driver.upload_taking(place(5), big.as_ptr().cast(), Rows::one(big.len())) }.unwrap();
+    expected[5..5 + big.len()].copy_from_slice(&big);
+    let rows = Rows { size: 3, count: 4, stride: 10, host_stride: 5 };
+    // SAFETY: four rows lie in the source.
+    unsafe { driver.upload_taking(place(0), big.as_ptr().cast(), rows) }.unwrap();
+    for row in 0..4 {
+        expected[row * 10..][..3].copy_from_slice(&big[row * 5..][..3]);
+    }
+    assert!(read(driver, &*memory, 0, 3 << 20) == expected);
+}
+
 /// Operations run in the order in which they were asked for.
 pub(crate) fn order(driver: &dyn Driver) {
     let memory = driver.allocate(1 << 20).unwrap();
@@ -139,6 +166,7 @@ macro_rules! driver_suite {
             driver_suite!(@case [$(#[$attribute])*] rows, $driver);
             driver_suite!(@case [$(#[$attribute])*] copies, $driver);
             driver_suite!(@case [$(#[$attribute])*] order, $driver);
+            driver_suite!(@case [$(#[$attribute])*] taken, $driver);
             driver_suite!(@case [$(#[$attribute])*] exhaustion, $driver);
 
             #[test]

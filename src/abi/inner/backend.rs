@@ -237,6 +237,18 @@ impl Backend {
         unsafe { (host().api.ggml_backend_event_record)(event.as_ptr(), self.as_ptr()) };
     }
 
+    /// Makes this stream wait for an event that is not ggml's: `context` is what the inner device's events carry (a `CUevent` for CUDA).
+    ///
+    /// # Safety
+    /// `context` is such an event of the inner device, and `has_events` is true.
+    pub(crate) unsafe fn wait_foreign(&self, context: *mut c_void) {
+        // SAFETY: a valid backend.
+        let device = unsafe { field(self.as_ptr().cast(), host().layout.backend.owner.unwrap_or(0)) };
+        let mut event = api3::ggml_backend_event { device, context };
+        // SAFETY: the event is read during the call only; the caller vouches for what it carries.
+        unsafe { (host().api.ggml_backend_event_wait)(self.as_ptr(), &raw mut event) };
+    }
+
     /// Makes this stream wait for a marked place.
     pub(crate) fn wait(&self, event: &Event) {
         // SAFETY: as for `record`.

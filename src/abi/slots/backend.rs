@@ -162,6 +162,7 @@ unsafe extern "C" fn set_tensor_async(
     size: usize,
 ) {
     let body = |backend: &Backend| {
+        backend.order_uploads()?;
         // SAFETY: the host passes a tensor that is valid during the call.
         match unsafe { part(backend, tensor, offset, size) }? {
             Part::Ours(buffer, address) => {
@@ -191,6 +192,7 @@ unsafe extern "C" fn get_tensor_async(
     size: usize,
 ) {
     let body = |backend: &Backend| {
+        backend.order_uploads()?;
         // SAFETY: the host passes a tensor that is valid during the call.
         match unsafe { part(backend, tensor, offset, size) }? {
             Part::Ours(buffer, address) => {
@@ -278,7 +280,7 @@ unsafe extern "C" fn graph_compute(
             // SAFETY: the host passes a graph that it does not touch during the call.
             let Some(graph) = (unsafe { Graph::new(cgraph) }) else {
                 log::error("graph failed: the host passed none");
-            return Ok::<_, NotOurs>(api3::GGML_STATUS_FAILED);
+                return Ok::<_, NotOurs>(api3::GGML_STATUS_FAILED);
             };
             Ok(match backend.compute(graph) {
                 Ok(status) => status.0,

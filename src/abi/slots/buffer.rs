@@ -127,9 +127,8 @@ unsafe fn read(buffer: &Buffer, place: Place, target: *mut c_void, rows: Rows) -
 unsafe fn write(buffer: &Buffer, place: Place, source: *const c_void, rows: Rows) -> Result<(), BufferError> {
     if let Some(memory) = buffer.memory() {
         let driver = buffer.device().driver();
-        // SAFETY: a `Place` lies in its buffer; the source is the caller's, and is waited for here.
-        unsafe { driver.upload(gpu::Place { memory, address: place.address }, source, rows) }?;
-        driver.synchronize()?;
+        // SAFETY: a `Place` lies in its buffer; the source is the caller's.
+        unsafe { driver.upload_taking(gpu::Place { memory, address: place.address }, source, rows) }?;
     } else if let Some(memory) = buffer.host() {
         for row in 0..rows.count {
             let source = source.wrapping_byte_add(row * rows.host_stride);

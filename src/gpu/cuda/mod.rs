@@ -2,7 +2,7 @@
 //!
 //! Owns: the primary context that it retains, one stream of its own, memory in reservations of address space.
 //! Files: `context` (which device, what it can), `memory` (reservations, physical memory, registered host memory), `stream` (copies and
-//! fills), `launch` (own kernels; the only place that launches one).
+//! fills; events), `staging` (pinned host memory that takes small uploads), `launch` (own kernels; the only place that launches one).
 //! Invariants: cudarc panics when libcuda is absent, so its presence and version are asked first. The context is the primary one, which
 //! ggml's runtime calls use too; it is made current on the calling thread before each call and left so, as the runtime leaves it.
 //! Threads: any; a stream orders the work of all of them.
@@ -11,10 +11,14 @@
 mod context;
 mod launch;
 mod memory;
+mod staging;
 mod stream;
 
 use core::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 use super::{Driver, DriverError, Memory, Place, Registration, Rows};
 use crate::abi::inner::{self, Passport};
@@ -23,12 +27,16 @@ use crate::experts::HostRange;
 
 use context::Context;
 use memory::{Registered, Reservation};
-use stream::Stream;
+use staging::Staging;
+use stream::{Event, Stream};
 
 /// The driver of one CUDA device.
 #[derive(Debug)]
 pub(crate) struct Cuda {
-    // Dropped before the context that it belongs to.
+    // Dropped before the stream that reads it, and that before the context that both belong to.
+    staging: Mutex<Staging>,
+    uploads: AtomicU64,
+    mark: Event,
     stream: Stream,
     context: Arc<Context>,
     passport: Passport,
@@ -50,7 +58,9 @@ impl Cuda {
     fn over(context: Context, passport: Passport) -> Result<Self, DriverError> {
         let context = Arc::new(context);
         let stream = Stream::new(Arc::clone(&context))?;
-        Ok(Self { stream, context, passport })
+        let staging = Mutex::new(Staging::new(&context)?);
+        let mark = Event::new(&context)?;
+        Ok(Self { staging, uploads: AtomicU64::new(0), mark, stream, context, passport })
     }
 }
 
@@ -78,6 +88,35 @@ impl Driver for Cuda {
     unsafe fn upload(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
         // SAFETY: the range lies in a memory of this driver, the source is the caller's.
         unsafe { self.stream.upload(target.address, source, rows) }
+    }
+
+    unsafe fn upload_taking(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
+        let mut staging = self.staging.lock();
+        // SAFETY: every row of the source is readable.
+        let taken = unsafe { staging.take(&self.stream, source, rows) }?;
+        let Some(taken) = taken else {
+            drop(staging);
+            // SAFETY: too large to be worth taking: the caller waits instead.
+            unsafe { self.upload(target, source, rows) }?;
+            return self.synchronize();
+        };
+        let packed = Rows { host_stride: rows.size, ..rows };
+        // SAFETY: the target is the caller's; the staging keeps what it took until the stream is past it.
+        unsafe { self.stream.upload(target.address, taken, packed) }?;
+        self.uploads.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    fn order_before(&self, inner: &inner::Backend, seen: &AtomicU64) -> Result<(), DriverError> {
+        let uploads = self.uploads.load(Ordering::Acquire);
+        if seen.swap(uploads, Ordering::Relaxed) == uploads || !inner.has_events() {
+            return Ok(());
+        }
+        self.mark.record(&self.stream)?;
+        // SAFETY: ggml's CUDA events carry a CUevent, and this is one of the same device's primary context. Another thread may record it
+        // again before the wait is queued; the wait is then for more, never for less.
+        unsafe { inner.wait_foreign(self.mark.as_ptr()) };
+        Ok(())
     }
 
     unsafe fn download(&self, target: *mut c_void, source: Place<'_>, rows: Rows) -> Result<(), DriverError> {

@@ -137,6 +137,49 @@ impl Drop for Stream {
     }
 }
 
+/// An event, of the kind that ggml's CUDA events carry.
+#[derive(Debug)]
+pub(super) struct Event {
+    context: Arc<Context>,
+    event: sys::CUevent,
+}
+
+// SAFETY: an event handle may be used from any thread with its context current.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// A new event, without timing.
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
+        context.enter()?;
+        let event =
+            result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed("cuEventCreate"))?;
+        Ok(Self { context: Arc::clone(context), event })
+    }
+
+    /// Marks the present end of a stream.
+    pub(super) fn record(&self, stream: &Stream) -> Result<(), DriverError> {
+        self.context.enter()?;
+        // SAFETY: an event and a stream of the current context.
+        unsafe { result::event::record(self.event, stream.stream) }.map_err(failed("cuEventRecord"))
+    }
+
+    /// The handle.
+    pub(super) fn as_ptr(&self) -> *mut c_void {
+        self.event.cast()
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: made in `new`, destroyed once; the driver keeps what streams still wait for.
+            let _ = unsafe { result::event::destroy(self.event) };
+        }
+    }
+}
+
 /// A copy of rows between two places that the caller fills in.
 fn two_dimensional(rows: Rows) -> sys::CUDA_MEMCPY2D {
     sys::CUDA_MEMCPY2D {
