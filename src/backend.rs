@@ -114,26 +114,29 @@ impl Backend {
             state.plans.clear();
             state.layout_epoch = epoch;
         }
-        let nodes = graph.nodes();
-        let plan = state.plans.get(graph.key(&nodes), || {
+        let Some(first) = graph.first() else {
+            return Ok(Status::SUCCESS); // inner backends look at the first node
+        };
+        let key = graph.key();
+        let plan = state.plans.get(key, || {
+            let nodes = graph.nodes();
             let plan = plan(&describe(&nodes, &expert_weight));
             tell_plan(self.device, &mut state.told, &nodes, &plan);
             plan
         });
         let counters = &mut state.counters;
         counters.graphs += 1;
-        counters.nodes += nodes.len() as u64;
+        counters.nodes += key.count as u64;
         counters.blocks += plan.blocks as u64;
         counters.blocks_max = counters.blocks_max.max(plan.blocks as u64);
         counters.unrecognised += plan.unrecognised.len() as u64;
-        if nodes.is_empty() {
-            return Ok(Status::SUCCESS); // inner backends look at the first node
-        }
         if let [Step::Segment(_)] = plan.steps.as_slice() {
+            // Nothing to cut, as in most tokens: the graph is not even walked.
             counters.segments += 1;
-            self.note_run(state, nodes[0], graph.uid());
+            self.note_run(state, first, graph.uid());
             return Ok(self.inner.compute_whole(graph));
         }
+        let nodes = graph.nodes();
         for step in &plan.steps {
             let status = self.run_step(state, graph, &nodes, step)?;
             if status != Status::SUCCESS {

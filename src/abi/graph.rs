@@ -39,19 +39,30 @@ impl<'a> Graph<'a> {
         self.pointer.as_ptr()
     }
 
+    fn count(&self) -> c_int {
+        // SAFETY: a valid graph; a pure function.
+        unsafe { (host().api.ggml_graph_n_nodes)(self.as_ptr()) }
+    }
+
+    /// A node; `None` past the end.
+    fn node(&self, index: c_int) -> Option<Tensor<'a>> {
+        if index >= self.count() {
+            return None;
+        }
+        // SAFETY: the index is below the node count.
+        let node = unsafe { (host().api.ggml_graph_node)(self.as_ptr(), index) };
+        // SAFETY: nodes of a valid graph are valid for its life.
+        unsafe { Tensor::new(node) }
+    }
+
+    /// The first node; `None` if there is none.
+    pub(crate) fn first(&self) -> Option<Tensor<'a>> {
+        self.node(0)
+    }
+
     /// The nodes, in order.
     pub(crate) fn nodes(&self) -> Vec<Tensor<'a>> {
-        let api = &host().api;
-        // SAFETY: a valid graph; a pure function.
-        let count = unsafe { (api.ggml_graph_n_nodes)(self.as_ptr()) };
-        (0..count)
-            .filter_map(|index| {
-                // SAFETY: the index is below the node count.
-                let node = unsafe { (api.ggml_graph_node)(self.as_ptr(), index) };
-                // SAFETY: nodes of a valid graph are valid for its life.
-                unsafe { Tensor::new(node) }
-            })
-            .collect()
+        (0..self.count()).filter_map(|index| self.node(index)).collect()
     }
 
     /// The host's id of the graph; 0 if it has none or if graphs are not read through the mirror.
@@ -64,9 +75,9 @@ impl<'a> Graph<'a> {
     }
 
     /// The key under which a plan of this graph may be kept.
-    pub(crate) fn key(&self, nodes: &[Tensor<'a>]) -> PlanKey {
-        let first = nodes.first().map_or(0, |node| node.key().0);
-        PlanKey { uid: self.uid(), first, count: nodes.len() }
+    pub(crate) fn key(&self) -> PlanKey {
+        let first = self.first().map_or(0, |node| node.key().0);
+        PlanKey { uid: self.uid(), first, count: usize::try_from(self.count()).unwrap_or(0) }
     }
 
     /// A part of the graph to hand to the inner backend. `nodes` are this graph's nodes.
