@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := build
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: build stock stock-path demo test test-full lint gen setup help
+.PHONY: build stock stock-path demo test test-full lint gen gpu-pack setup help
 
 build: ## the release library target/release/libggml-moe.so and the command target/release/ggml-moe
 	@.ci/setup.sh rust
@@ -34,9 +34,13 @@ test-full: build stock ## all operations of stock test-backend-ops on our device
 lint: build ## formatting, clippy, documentation, licences, and generated files against their sources
 	@.ci/lint.sh
 
-gen: build ## write the generated files again: the bindings and docs/keys.md
+gpu-pack: build stock ## what tests/gpu/run.sh needs on a machine with a GPU, into .gpu/
+	@tests/gpu/pack.sh
+
+gen: build ## write the generated files again: the bindings, the kernels' PTX and docs/keys.md
 	@.ci/setup.sh gen
 	@tests/gen/bindings.sh
+	@tests/gen/kernels.sh
 	@$(TARGET)/release/ggml-moe keys --markdown > docs/keys.md
 	@echo "gen: ok"
 

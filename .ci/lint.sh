@@ -29,6 +29,8 @@ dependencies() {
 
 bindings() { .ci/setup.sh gen && tests/gen/bindings.sh --check; }
 
+kernels() { tests/gen/kernels.sh --check; }
+
 keys_page() { diff -u docs/keys.md <("$target/release/ggml-moe" keys --markdown); }
 
 scripts() { local script; for script in .ci/* tests/*.sh tests/*/*.sh; do bash -n "$script" || return 1; done; }
@@ -38,6 +40,7 @@ check "clippy" cargo clippy --locked --all-targets --quiet -- -D warnings
 check "documentation" documentation
 check "dependencies" dependencies
 check "bindings" bindings
+check "kernels" kernels
 check "docs/keys.md" keys_page
 check "scripts" scripts
 

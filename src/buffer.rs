@@ -178,7 +178,7 @@ impl Buffer {
             Storage::Device(_) => false,
             Storage::Host { pinner, .. } => {
                 pinner.start();
-                pinner.holds(tensor.data())
+                pinner.holds(tensor.data(), alloc_size(self.device, Role::Experts, tensor))
             }
         }
     }

@@ -19,6 +19,9 @@ const LIMIT_SECONDS: &str = "300";
 /// is as strict as CUDA.
 const INNER: [&str; 2] = ["CPU", FAKE];
 const FAKE: &str = "FAKE0";
+/// A backend of ggml that computes in any memory of its device, and one that does not.
+const ANY_MEMORY: &str = "MUSA";
+const OWN_MEMORY: &str = "Vulkan";
 
 /// The plugin under test.
 fn plugin() -> PathBuf {
@@ -55,17 +58,14 @@ fn host() -> &'static PathBuf {
 fn try_case(case: &[&str], keys: &str, variables: &[(&str, &str)]) -> Result<String, String> {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", LIMIT_SECONDS]).arg(host()).arg(stock("path")).arg(plugin()).args(case);
-    command
-        .env("GGML_MOE", keys)
-        .env_remove("GGML_BACKEND_PATH")
-        .env_remove("LLAMA_ARG_DEVICE")
-        .envs(variables.iter().copied());
+    command.env("GGML_MOE", keys).env_remove("GGML_BACKEND_PATH").env_remove("LLAMA_ARG_DEVICE");
     if keys.contains(FAKE) {
-        command.env("MOE_HOST_FAKE", "1");
+        command.env("MOE_HOST_FAKE", ANY_MEMORY);
     }
     // Two cases share the cores: waiting threads must sleep. Panics are expected: no need to unwind the stack for each.
     command.env("RUST_BACKTRACE", "0");
     command.env("OMP_WAIT_POLICY", "passive");
+    command.envs(variables.iter().copied());
     let output = command.output().expect("coreutils' timeout runs");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.success() && out.contains(&format!("ok: {}", case[0])) {
@@ -162,6 +162,9 @@ fn layers_split_over_two_devices_equal_the_cpu_backend() {
 #[test]
 fn a_refused_device_passes_everything_through() {
     case("pass-through", "inner=NOPE");
+    case("pass-through", "inner=NOPE,FAKE0");
+    try_case(&["pass-through"], "inner=FAKE0", &[("MOE_HOST_FAKE", OWN_MEMORY)])
+        .unwrap_or_else(|report| panic!("{report}"));
 }
 
 #[test]

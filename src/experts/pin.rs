@@ -1,8 +1,9 @@
 //! Registration of expert buffers with the device, in the background: the device then reads experts where they lie.
 //!
 //! Owns: the registrations of one expert buffer and the thread that makes them.
-//! Invariants: a chunk never cuts a tensor (a kernel that reads a tensor must find all of it registered, padding included); chunks are
-//! registered in address order until the budget or the system says no; everything is taken back before the memory is unmapped.
+//! Invariants: chunks are whole pages that do not overlap, because a page can be registered once; a tensor counts as registered only when
+//! all of its bytes are, padding included; chunks are registered in address order until the budget or the system says no; everything is
+//! taken back before the memory is unmapped.
 //! Threads: one, named `ggml-moe-pin`, from the first graph until the last chunk or the end of the buffer. It holds no lock while it
 //! registers. A panic in it ends the registration and is told; what is registered by then stays usable.
 //! Does not: read or write the memory.
@@ -15,6 +16,7 @@ use std::thread::JoinHandle;
 use parking_lot::{Mutex, RwLock};
 
 use super::HostMemory;
+use super::store::PAGE_BYTES;
 use crate::config::AllocationKind;
 use crate::device::Device;
 use crate::gpu::{DriverError, Registration};
@@ -85,9 +87,9 @@ impl Pinner {
         }
     }
 
-    /// Whether the tensor at this address is registered.
-    pub(crate) fn holds(&self, address: usize) -> bool {
-        self.shared.chunks.read().iter().any(|chunk| chunk.range.contains(&address))
+    /// Whether all these bytes are registered.
+    pub(crate) fn holds(&self, address: usize, bytes: usize) -> bool {
+        covers(self.shared.chunks.read().iter().map(|chunk| &chunk.range), address..address.saturating_add(bytes))
     }
 }
 
@@ -171,15 +173,33 @@ impl Shared {
     }
 }
 
-/// Joins tensors, in address order, to chunks of at least `size` bytes (the last may be smaller). No chunk cuts a tensor, and chunks do not
-/// overlap; each spans from its first tensor to behind its last.
+/// Whether ranges, in ascending order, cover all of `wanted` without a gap.
+fn covers<'a>(ranges: impl Iterator<Item = &'a Range<usize>>, wanted: Range<usize>) -> bool {
+    let mut reached = wanted.start;
+    for range in ranges {
+        if range.contains(&reached) {
+            reached = range.end;
+        }
+    }
+    reached >= wanted.end
+}
+
+/// Joins tensors, in address order, to chunks of at least `size` bytes (the last may be smaller), each of whole pages. Together the chunks
+/// cover every tensor; where two tensors share a page, the chunk of the first has it.
 fn chunks(mut tensors: Vec<Range<usize>>, size: usize) -> Vec<Range<usize>> {
     tensors.sort_by_key(|tensor| tensor.start);
     let mut chunks: Vec<Range<usize>> = Vec::new();
     for tensor in tensors {
+        let start = tensor.start / PAGE_BYTES * PAGE_BYTES;
+        let end = tensor.end.next_multiple_of(PAGE_BYTES);
         match chunks.last_mut() {
-            Some(chunk) if chunk.len() < size || tensor.start < chunk.end => chunk.end = chunk.end.max(tensor.end),
-            _ => chunks.push(tensor),
+            Some(chunk) if chunk.len() < size => chunk.end = chunk.end.max(end),
+            Some(chunk) if end <= chunk.end => {}
+            Some(chunk) => {
+                let start = start.max(chunk.end);
+                chunks.push(start..end);
+            }
+            None => chunks.push(start..end),
         }
     }
     chunks
@@ -190,16 +210,32 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const PAGE: usize = PAGE_BYTES;
+
     #[test]
     fn tensors_are_joined_up_to_the_size() {
-        let tensors = vec![0..10, 10..20, 20..30, 30..100, 100..101];
-        assert_eq!(chunks(tensors, 15), [0..20, 20..100, 100..101]);
-        assert_eq!(chunks(vec![], 15), []);
+        let tensors = vec![0..100, 100..2 * PAGE + 5, 2 * PAGE + 5..2 * PAGE + 9, 3 * PAGE..9 * PAGE];
+        assert_eq!(chunks(tensors, 2 * PAGE), [0..3 * PAGE, 3 * PAGE..9 * PAGE]);
+        assert_eq!(chunks(vec![], PAGE), []);
+    }
+
+    #[test]
+    fn a_tensor_counts_only_when_all_of_it_is_registered() {
+        let tensors = vec![0..PAGE + 1, PAGE + 1..4 * PAGE];
+        let chunks = chunks(tensors, 1);
+        assert_eq!(chunks, [0..2 * PAGE, 2 * PAGE..4 * PAGE]);
+        let second = PAGE + 1..4 * PAGE;
+        assert!(!covers(chunks[..1].iter(), second.clone()), "its first page came with the chunk before");
+        assert!(covers(chunks.iter(), second));
+        assert!(!covers(chunks[1..].iter(), 0..PAGE));
     }
 
     proptest! {
         #[test]
-        fn no_chunk_cuts_a_tensor(sizes in proptest::collection::vec((0_usize..8, 1_usize..50), 0..40), size in 1_usize..100) {
+        fn chunks_are_pages_that_cover_every_tensor(
+            sizes in proptest::collection::vec((0_usize..9_000, 1_usize..50_000), 0..40),
+            size in 1_usize..100_000,
+        ) {
             let mut start = 0;
             let tensors: Vec<Range<usize>> = sizes.into_iter().map(|(gap, bytes)| {
                 let range = start + gap..start + gap + bytes;
@@ -208,11 +244,10 @@ mod tests {
             }).collect();
             let chunks = chunks(tensors.clone(), size);
             for tensor in &tensors {
-                let holders = chunks.iter().filter(|chunk| chunk.start <= tensor.start && tensor.end <= chunk.end);
-                prop_assert_eq!(holders.count(), 1);
+                prop_assert!(covers(chunks.iter(), tensor.clone()));
             }
+            prop_assert!(chunks.iter().all(|chunk| chunk.start % PAGE == 0 && chunk.end % PAGE == 0 && !chunk.is_empty()));
             prop_assert!(chunks.windows(2).all(|pair| pair[0].end <= pair[1].start));
-            prop_assert!(chunks.iter().rev().skip(1).all(|chunk| chunk.len() >= size));
         }
     }
 }

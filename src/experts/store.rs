@@ -11,6 +11,9 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use std::io;
 
+/// The unit of mappings and of registration with a device. The system's pages may be larger, never smaller.
+pub(super) const PAGE_BYTES: usize = 4096;
+
 /// A mapping of zeroed pages.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
@@ -44,9 +47,12 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Maps `bytes` bytes (at least one) of zeroed memory. Pages are committed when first written.
+    /// Maps `bytes` bytes (at least one, rounded up to whole pages) of zeroed memory. Pages are committed when first written.
     pub(crate) fn map(bytes: usize) -> io::Result<Self> {
-        let bytes = bytes.max(1);
+        let bytes = bytes
+            .max(1)
+            .checked_next_multiple_of(PAGE_BYTES)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         // SAFETY: a fresh anonymous mapping; no existing memory is touched.
         let start = unsafe {
             libc::mmap(
@@ -147,6 +153,7 @@ mod tests {
     #[test]
     fn zeroed_and_checked() {
         let memory = HostMemory::map(10_000).unwrap();
+        assert_eq!(memory.bytes(), 12_288, "whole pages");
         let base = memory.address();
         let mut out = [9_u8; 4];
         // SAFETY: four writable bytes.

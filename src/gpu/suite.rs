@@ -149,11 +149,11 @@ pub(crate) fn exhaustion(driver: &dyn Driver) {
 pub(crate) fn registration(driver: &dyn Driver, supported: bool) {
     let memory = HostMemory::map(8 << 20).unwrap();
     let range = |offset: usize, bytes| memory.range(memory.address() + offset, bytes).unwrap();
-    for _ in 0..2 {
+    for cut in [4 << 20, (3 << 20) + 4096] {
         // SAFETY: the mapping outlives the registrations.
-        let first = unsafe { driver.register(range(0, 4 << 20)) };
+        let first = unsafe { driver.register(range(0, cut)) };
         // SAFETY: as above.
-        let second = unsafe { driver.register(range(4 << 20, 4 << 20)) };
+        let second = unsafe { driver.register(range(cut, (8 << 20) - cut)) };
         assert_eq!(first.is_ok() && second.is_ok(), supported, "{first:?} {second:?}");
     }
 }

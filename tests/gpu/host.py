@@ -76,6 +76,7 @@ class Machine:
         self.dry = dry
         self.started = time.monotonic()
         self.deadline = self.started + limit
+        self.group_deadline = self.deadline
         self.pack = pathlib.Path(os.environ["GPU_PACK"])
         self.stock_folder = pathlib.Path(os.environ["GPU_STOCK"])
         self.work = pathlib.Path(os.environ["GPU_WORK"])
@@ -85,6 +86,8 @@ class Machine:
         self.inner = "CPU" if dry else "CUDA0"
         self.threads = min(os.cpu_count() or 1, 16)
         self.stock = Side("stock", "none" if dry else "CUDA0")
+        # For measuring: nothing is told while it runs.
+        self.quiet_on_device = Side("plugin", "MoE0", f"inner={self.inner};debug-experts=device")
         self.ours = Side("plugin", "MoE0", f"inner={self.inner};log=debug;pin-budget-mb=24576")
         self.ours_on_device = Side("plugin, experts on the device", "MoE0", f"{self.ours.keys};debug-experts=device")
         self.gpu_tests = ROOT / "tests/gpu"
@@ -125,11 +128,14 @@ class Machine:
         raise Missing(f"no {name} on this machine")
 
     def left(self):
-        return self.deadline - time.monotonic()
+        return min(self.deadline, self.group_deadline) - time.monotonic()
 
-    def environment(self, side=None, preload=()):
-        """Nothing of the caller's ggml or llama.cpp settings gets in."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("GGML_", "LLAMA_"))}
+    def environment(self, side=None, preload=(), alone=False):
+        """Nothing of the caller's ggml or llama.cpp settings gets in. `alone`: the process has the machine for itself."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("GGML_", "LLAMA_", "OMP_"))}
+        if not alone:
+            # Several busy OpenMP teams spin against each other; waiting threads that sleep give the same results.
+            env["OMP_WAIT_POLICY"] = "passive"
         # llama.cpp's tools do not wait for their own log at exit; this library does.
         env["LD_PRELOAD"] = " ".join(str(self.pack / name) for name in (*preload, "flush_log.so"))
         if side is not None and side.keys is not None:
@@ -180,7 +186,7 @@ class Machine:
 
     def tool(self, name, side, model, *more):
         """A stock program with what every comparison needs: the model, no repacking, the side's device."""
-        return [self.stock_folder / name, "-m", model, "-nr", "-t", self.threads, "-ngl", 99, "--device", side.device, *more]
+        return [self.stock_folder / name, "-m", model, "-nr", "-t", min(self.threads, 4), "-ngl", 99, "--device", side.device, *more]
 
 
 class Results:
@@ -202,9 +208,11 @@ class Results:
             self.rows.append({"step": step, "check": check, "result": "skipped", "figure": reason, "bar": "", "values": {}})
             print(f"  skipped {step}: {check}: {reason}", flush=True)
 
-    def table(self):
+    def table(self, steps):
+        """All rows, in the order of the steps, whatever the order in which they ended."""
         head = ["step", "result", "check", "figure", "bar"]
-        rows = [[str(row[name]).replace("\n", " ")[:110] for name in head] for row in self.rows]
+        ordered = sorted(self.rows, key=lambda row: steps.index(row["step"]))
+        rows = [[str(row[name]).replace("\n", " ")[:110] for name in head] for row in ordered]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(4)] + [0]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [head, *rows])
 

@@ -59,7 +59,7 @@ find_runtime() {
   [ -n "$missing" ] || return 0
   while read -r folder; do
     LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$folder
-  done < <(find /usr/local /opt \( -name 'libcudart.so.*' -o -name 'libcublas.so.*' -o -name libcuda.so.1 \) -printf '%h\n' \
+  done < <(find /usr/local /opt \( -name 'libcudart.so.*' -o -name 'libcublas.so.*' -o -name libcuda.so.1 \) ! -path '*/stubs/*' -printf '%h\n' \
     2> /dev/null | sort -u)
   missing=$(ldd "$GPU_STOCK/libggml-cuda.so" | awk '/not found/ { print $1 }')
   [ -z "$missing" ] || echo "gpu: libggml-cuda.so misses ${missing//$'\n'/ }" >&2

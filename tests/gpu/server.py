@@ -165,11 +165,11 @@ def slots(machine, results):
                 f"{same(stock['at_once'], stock['batch'])}", "all answered (texts reported)")
     mine, theirs = ours["slot"], stock["slot"]
     good = mine["restored"] == mine["saved"] == theirs["saved"] and mine["next"] == theirs["next"] and mine["reused"] > 0
-    results.add("slots", "save, erase, restore, go on", good,
+    results.add("server", "save, erase, restore, go on", good,
                 f"{mine['restored']} of {mine['saved']} cells restored, {mine['reused']} reused, next tokens "
                 f"{'equal' if mine['next'] == theirs['next'] else 'differ'}, files {'equal' if mine['bytes'] == theirs['bytes'] else 'differ'}",
                 "restored, tokens equal")
-    results.add("slots", "a slot that stock saved", ours["other_next"] == theirs["next"],
+    results.add("server", "a slot that stock saved", ours["other_next"] == theirs["next"],
                 f"{ours['other_restored']} cells restored, next tokens {'equal' if ours['other_next'] == theirs['next'] else 'differ'}",
                 "tokens equal")
     end = ours["end"]

@@ -1,5 +1,6 @@
 /*
- * A stand-in for a GPU backend, registered before the plugin is loaded (MOE_HOST_FAKE=1, inner=FAKE0). It computes with the
+ * A stand-in for a GPU backend, registered before the plugin is loaded (inner=FAKE0). MOE_HOST_FAKE is the backend's name: by it
+ * the plugin tells backends that compute in any memory of their device from those that insist on buffers of their own. It computes with the
  * stock CPU backend, but it has what the CPU backend lacks (asynchronous copies, events, graph_optimize, padded sizes), and it
  * is as strict as the CUDA backend is: it refuses memory and buffers that are not its own, trusts the ids of graphs, and
  * starts from memory full of garbage.
@@ -74,6 +75,14 @@ static void check_access(ggml_backend_buffer_t buffer, const struct ggml_tensor 
     CHECK(on_device((const uint8_t *) t->data + offset, size), "an access to memory that is not the device's");
 }
 
+static enum ggml_status init_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor * t) {
+    check_access(buffer, t, 0, ggml_nbytes(t));
+    if (t->view_src == NULL && ggml_is_quantized(t->type) && buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
+        memset((uint8_t *) t->data + ggml_nbytes(t), 0, alloc_size(buffer->buft, t) - ggml_nbytes(t));
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
 static void memset_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
     check_access(buffer, t, offset, size);
     memset((uint8_t *) t->data + offset, value, size);
@@ -119,8 +128,8 @@ static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_
     memset(memory, 0xff, size); /* NaN in every float format */
     track(memory, size, true);
     const struct ggml_backend_buffer_i iface = {
-        .free_buffer = free_buffer, .get_base = get_base, .memset_tensor = memset_tensor, .set_tensor = set_tensor,
-        .get_tensor = get_tensor, .cpy_tensor = copy_tensor, .clear = clear,
+        .free_buffer = free_buffer, .get_base = get_base, .init_tensor = init_tensor, .memset_tensor = memset_tensor,
+        .set_tensor = set_tensor, .get_tensor = get_tensor, .cpy_tensor = copy_tensor, .clear = clear,
     };
     return ggml_backend_buffer_init(buft, iface, memory, size);
 }
@@ -356,8 +365,7 @@ static void event_synchronize(ggml_backend_dev_t dev, ggml_backend_event_t event
 }
 
 static const char * reg_name(ggml_backend_reg_t reg) {
-    (void) reg;
-    return "FAKE";
+    return reg->context;
 }
 
 static size_t reg_device_count(ggml_backend_reg_t reg) {
@@ -380,11 +388,12 @@ static void * reg_proc(ggml_backend_reg_t reg, const char * name) {
     return strcmp(name, "ggml_backend_set_n_threads") == 0 ? (void *) set_n_threads : NULL;
 }
 
-void register_fake(void) {
+void register_fake(const char * name) {
     static struct ggml_backend_reg reg = {
         .api_version = GGML_BACKEND_API_VERSION,
         .iface = { reg_name, reg_device_count, reg_device, reg_proc },
     };
+    reg.context = (void *) name;
     fake_buffer_type = (struct ggml_backend_buffer_type) {
         .device = &fake_device,
         .iface = {

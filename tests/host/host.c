@@ -182,7 +182,7 @@ int main(int argc, char ** argv) {
     ggml_backend_load_all_from_path(argv[1]);
     cpu_device();
     if (getenv("MOE_HOST_FAKE") != NULL) {
-        register_fake();
+        register_fake(getenv("MOE_HOST_FAKE"));
     }
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         if (strcmp(cases[i].name, argv[3]) == 0 && (cases[i].run != NULL) == (argc == 4)) {

@@ -50,8 +50,8 @@ const char * plugin_path(void);
 ggml_backend_buffer_type_t expert_buffer_type(ggml_backend_reg_t reg, ggml_backend_dev_t dev);
 /* The stock CPU backend's device. */
 ggml_backend_dev_t cpu_device(void);
-/* Registers the stand-in for a GPU, FAKE0 (fake.c). */
-void register_fake(void);
+/* Registers the stand-in for a GPU, FAKE0 (fake.c), as a device of the backend with that name. */
+void register_fake(const char * name);
 /* The device that the plugin stands in front of: FAKE0 where it is registered, else the stock CPU. */
 ggml_backend_dev_t inner_device(void);
 /* Sets the thread count of any backend through its reg's proc, as llama.cpp does. */

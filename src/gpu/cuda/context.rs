@@ -60,7 +60,8 @@ impl Context {
         };
         let mapped = attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
         if mapped == 0 || fault == Some(CudaFault::NoVmm) {
-            return Err("this device cannot map memory into reserved addresses".to_owned());
+            return Err("this device has no virtual memory management (it cannot map memory into reserved addresses)"
+                .to_owned());
         }
         let reads_host = attribute(Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM) != 0;
         // SAFETY: a device of this process; released when dropped.

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Runs the committed PTX on GPU 0 and compares every byte with numpy: many shapes, alignments and launches, bad ids included.
+
+Each array is an allocation of its own and exactly as large as the kernel may touch, so that compute-sanitizer around this
+program finds any access outside. Prints "kernels: N cases, N wrong". Needs numpy and the driver.
+"""
+import ctypes
+import pathlib
+import sys
+
+import numpy as np
+
+PTX = pathlib.Path(__file__).resolve().parents[2] / "kernels/ptx"
+RANGES = 64  # MOE_FILL_RANGES
+cuda = ctypes.CDLL("libcuda.so.1")
+
+
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    if status != 0:
+        sys.exit(f"kernels: {name}: CUDA error {status}")
+
+
+class Array:
+    """Device memory with the contents of a numpy array."""
+
+    def __init__(self, data):
+        self.shape, self.dtype, self.bytes = data.shape, data.dtype, data.nbytes
+        self.pointer = ctypes.c_uint64()
+        call("cuMemAlloc_v2", ctypes.byref(self.pointer), ctypes.c_size_t(self.bytes))
+        data = np.ascontiguousarray(data)
+        call("cuMemcpyHtoD_v2", self.pointer, data.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(self.bytes))
+
+    def read_and_free(self):
+        data = np.empty(self.shape, self.dtype)
+        call("cuMemcpyDtoH_v2", data.ctypes.data_as(ctypes.c_void_p), self.pointer, ctypes.c_size_t(self.bytes))
+        call("cuMemFree_v2", self.pointer)
+        return data
+
+
+def kernel(file, name):
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    call("cuModuleLoadData", ctypes.byref(module), (PTX / file).read_bytes() + b"\0")
+    call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+    return function
+
+
+def launch(function, grid, threads, *values):
+    pointers = (ctypes.c_void_p * len(values))(*[ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values])
+    call("cuLaunchKernel", function, grid[0], grid[1], 1, threads, 1, 1, 0, None, pointers, None)
+    call("cuCtxSynchronize")
+
+
+def check_fill(rng, function, size, count, blocks, threads):
+    before = rng.integers(0, 256, size, np.uint8)
+    target = Array(before)
+    value, expected = int(rng.integers(0, 256)), before.copy()
+    ranges = (ctypes.c_uint64 * (2 * RANGES))()
+    for i in range(count):
+        start, end = sorted(int(edge) for edge in rng.integers(0, size + 1, 2))
+        if i == 0:
+            start, end = size - min(size, 5), size  # up to the very end
+        elif i % 3 == 0:
+            end = min(size, start + i % 40)  # shorter than a block of 16, or empty
+        ranges[2 * i], ranges[2 * i + 1] = target.pointer.value + start, end - start
+        expected[start:end] = value
+    # The entries behind the count must not be used; the upper bits of the value must not matter.
+    for i in range(count, RANGES):
+        ranges[2 * i], ranges[2 * i + 1] = 16, 1 << 20
+    launch(function, (blocks, count), threads, ranges, ctypes.c_uint32(count), ctypes.c_uint32(value | 0xABCD00))
+    return np.array_equal(target.read_and_free(), expected)
+
+
+def check_remap(rng, function, used, tokens, experts, id_stride, row_stride, blocks, threads):
+    ids = rng.integers(0, max(experts, 1), 1 + (used - 1) * id_stride + (tokens - 1) * row_stride).astype(np.int32)
+    bad = rng.random(ids.shape) < 0.1
+    ids[bad] = rng.choice(np.array([-1, experts, experts + 1, 2**31 - 1, -2**31], np.int64), bad.sum()).astype(np.int32)
+    table = np.where(rng.random(max(experts, 1)) < 0.5, rng.integers(0, 5000, max(experts, 1)), -1).astype(np.int32)
+    miss = 6000
+    expected = np.empty((tokens, used), np.int32)
+    for token in range(tokens):
+        for slot in range(used):
+            expert = ids[slot * id_stride + token * row_stride]
+            block = table[expert] if 0 <= expert < experts else -1
+            expected[token, slot] = block if block >= 0 else miss + slot
+    arrays = [Array(ids), Array(np.full((tokens, used), -7, np.int32)), Array(table)]
+    numbers = [ctypes.c_uint32(number) for number in (used, tokens, id_stride, row_stride)]
+    launch(function, (blocks, 1), threads, *[array.pointer for array in arrays], *numbers, ctypes.c_int32(experts), ctypes.c_int32(miss))
+    return np.array_equal([array.read_and_free() for array in arrays][1], expected)
+
+
+def main():
+    rng = np.random.default_rng(20260101)
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    call("cuInit", 0)
+    call("cuDeviceGet", ctypes.byref(device), 0)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    call("cuCtxSetCurrent", context)
+    fill, remap = kernel("fill.ptx", "moe_k_fill"), kernel("remap.ptx", "moe_k_remap_ids")
+    results = []
+    for size in (1, 15, 16, 17, 255, 4096, 1_000_003):
+        for count in (1, 2, 63, RANGES):
+            for blocks, threads in ((1, 1), (3, 32), (40, 256)):
+                results.append(check_fill(rng, fill, size, count, blocks, threads))
+    for used, tokens in ((1, 1), (8, 1), (4, 3), (8, 100), (10, 257)):
+        for experts in (0, 1, 16, 128):
+            for id_stride, row_stride in ((1, used), (1, 200), (3, 3 * used + 1)):
+                for blocks, threads in ((1, 1), (2, 64), (9, 256)):
+                    if threads > 1 or used * tokens < 1000:
+                        results.append(check_remap(rng, remap, used, tokens, experts, id_stride, row_stride, blocks, threads))
+    print(f"kernels: {len(results)} cases, {results.count(False)} wrong")
+    sys.exit(results.count(False) > 0)
+
+
+main()
