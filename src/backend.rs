@@ -100,11 +100,14 @@ impl Backend {
         }
         self.order_uploads()?;
         if self.device.passes_through() {
-            return Ok(self.inner.compute_whole(graph));
+            let status = self.inner.compute_whole(graph);
+            self.note_use()?;
+            return Ok(status);
         }
         let mut state = self.state.lock().take().unwrap_or_default();
         let outcome = self.run(&mut state, graph);
         *self.state.lock() = Some(state);
+        self.note_use()?;
         outcome
     }
 
@@ -199,6 +202,14 @@ impl Backend {
         }
     }
 
+    /// Work was queued on the inner stream that may use the device's memory.
+    pub(crate) fn note_use(&self) -> Result<(), BufferError> {
+        match self.device.opened_driver() {
+            Some(driver) => driver.note_use(&self.inner).map_err(BufferError::from),
+            None => Ok(()),
+        }
+    }
+
     /// Copies a tensor between backends of ours on the device; false if the inner device cannot.
     pub(crate) fn copy_async(&self, from: &Self, source: Tensor<'_>, target: Tensor<'_>) -> bool {
         let both_ours = passport(source).is_some() && passport(target).is_some();
@@ -218,6 +229,9 @@ fn passport(tensor: Tensor<'_>) -> Option<Passport> {
 impl Drop for Backend {
     fn drop(&mut self) {
         self.inner.synchronize();
+        if let Some(driver) = self.device.opened_driver() {
+            driver.forget(&self.inner);
+        }
         if log::shows(LogDetail::Debug) {
             let summary = self.counters().json(self.device.label(), &self.device.inner_name);
             log::debug(&format!("summary {summary}"));

@@ -26,7 +26,7 @@ use crate::experts::HostRange;
 ///
 /// The contract:
 /// - [`Driver::allocate`] gives memory of unspecified content that stays at its address until the object is dropped. Dropping waits for
-///   the driver's own work on it; work of others (the inner backend's stream) is the caller's to wait for.
+///   the driver's own work and for what [`Driver::note_use`] told of.
 /// - Copies and fills run in the order in which they were asked for, relative to each other. They may run later, but have run when
 ///   [`Driver::synchronize`] returns. They are not ordered against the inner backend's stream: the caller synchronizes that first.
 /// - Host memory passed to a copy stays valid until [`Driver::synchronize`] returns, but for [`Driver::upload_taking`].
@@ -71,6 +71,14 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     fn order_before(&self, _inner: &inner::Backend, _seen: &AtomicU64) -> Result<(), DriverError> {
         Ok(())
     }
+
+    /// The inner stream was given work that may use memory of this driver: memory that is dropped later waits for it.
+    fn note_use(&self, _inner: &inner::Backend) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    /// The inner stream is idle and ends: it is waited for no more.
+    fn forget(&self, _inner: &inner::Backend) {}
 
     /// Copies rows to the host.
     ///
@@ -152,11 +160,23 @@ impl Rows {
     }
 }
 
-/// Copies expert bytes to a device and waits for it. Safe because it waits: the sources are borrowed until then.
+/// The pieces in which expert bytes are copied.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Copies expert bytes to a device and waits for it.
+///
+/// The bytes are taken piece by piece, so that the device's driver never sees the memory that they come from: it may be in the middle of
+/// being registered, and drivers refuse a copy from memory that is registered in part.
 pub(crate) fn upload_ranges(driver: &dyn Driver, copies: &[(Place<'_>, HostRange<'_>)]) -> Result<(), DriverError> {
     for (target, source) in copies {
-        // SAFETY: a range is readable while it is borrowed, and `synchronize` below returns before that ends.
-        unsafe { driver.upload(*target, source.as_ptr(), Rows::one(source.bytes())) }?;
+        let mut done = 0;
+        while done < source.bytes() {
+            let piece = PIECE_BYTES.min(source.bytes() - done);
+            let place = Place { address: target.address + done, ..*target };
+            // SAFETY: a range is readable for its length, of which `done + piece` is no more.
+            unsafe { driver.upload_taking(place, source.as_ptr().wrapping_byte_add(done), Rows::one(piece)) }?;
+            done += piece;
+        }
     }
     driver.synchronize()
 }

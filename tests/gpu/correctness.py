@@ -91,8 +91,8 @@ OPERATIONS = [
     ("MUL_MAT", r"m=16,n=(1|4|9|16),k=(256|1024),bs=\[(1,1|2,3|3,2)\]", 300),
     ("ADD_ID", ".", 30),
     ("GET_ROWS", r"m=(5|8),", 200),  # without the two cases of 80,000 rows
-    ("SET_ROWS", ".", 500),
-    ("CPY", ".", 400),
+    ("SET_ROWS", ".", 150),
+    ("CPY", ".", 240),
     ("FLASH_ATTN_EXT", r"hsk=(64|128|576),.*kv=(113|512),nb=(1|32),.*max_bias=0.0.*type_K=(f16|q8_0),", 100),
 ]
 

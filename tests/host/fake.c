@@ -1,9 +1,9 @@
 /*
- * A stand-in for a GPU backend, registered before the plugin is loaded (inner=FAKE0). MOE_HOST_FAKE is the backend's name: by it
- * the plugin tells backends that compute in any memory of their device from those that insist on buffers of their own. It computes with the
- * stock CPU backend, but it has what the CPU backend lacks (asynchronous copies, events, graph_optimize, padded sizes), and it
- * is as strict as the CUDA backend is: it refuses memory and buffers that are not its own, trusts the ids of graphs, and
- * starts from memory full of garbage.
+ * A stand-in for a GPU backend, registered before the plugin is loaded (inner=FAKE0). MOE_HOST_FAKE is the backend's name: by
+ * it the plugin tells backends that compute in any memory of their device from those that insist on buffers of their own.
+ * It computes with the stock CPU backend, but it has what the CPU backend lacks (asynchronous copies, events, graph_optimize,
+ * padded sizes), and it is as strict as the CUDA backend is: it refuses memory and buffers that are not its own, trusts the
+ * ids of graphs, and starts from memory full of garbage.
  */
 #include "host.h"
 

@@ -237,6 +237,23 @@ impl Backend {
         unsafe { (host().api.ggml_backend_event_record)(event.as_ptr(), self.as_ptr()) };
     }
 
+    /// Marks the present end of this stream with an event that is not ggml's.
+    ///
+    /// # Safety
+    /// As for [`Backend::wait_foreign`].
+    pub(crate) unsafe fn record_foreign(&self, context: *mut c_void) {
+        // SAFETY: a valid backend.
+        let device = unsafe { field(self.as_ptr().cast(), host().layout.backend.owner.unwrap_or(0)) };
+        let mut event = api3::ggml_backend_event { device, context };
+        // SAFETY: the event is read during the call only; the caller vouches for what it carries.
+        unsafe { (host().api.ggml_backend_event_record)(&raw mut event, self.as_ptr()) };
+    }
+
+    /// Identity of the stream while it lives.
+    pub(crate) fn key(&self) -> usize {
+        self.0.addr().get()
+    }
+
     /// Makes this stream wait for an event that is not ggml's: `context` is what the inner device's events carry (a `CUevent` for CUDA).
     ///
     /// # Safety

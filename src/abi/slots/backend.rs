@@ -178,7 +178,7 @@ unsafe extern "C" fn set_tensor_async(
             // SAFETY: as above.
             Part::Inner(tensor) => unsafe { backend.inner.write_own(tensor, data, offset, size) },
         }
-        Ok::<_, CallError>(())
+        backend.note_use().map_err(CallError::from)
     };
     // SAFETY: as in `get_name`.
     unsafe { guarded(Slot::BackendSetTensorAsync, backend, || (), body) };
@@ -207,7 +207,7 @@ unsafe extern "C" fn get_tensor_async(
             // SAFETY: as above.
             Part::Inner(tensor) => unsafe { backend.inner.read_own(tensor, data, offset, size) },
         }
-        Ok::<_, CallError>(())
+        backend.note_use().map_err(CallError::from)
     };
     // Zeros, never what happened to lie there.
     // SAFETY: the host passes `size` writable bytes.

@@ -13,8 +13,8 @@ use super::device::{self, DeviceObject};
 use super::{behind, procs, put};
 use crate::device::Device;
 
-/// The name of our backend among the host's.
-const NAME: &CStr = c"MoE";
+/// The name of our backend among the host's. A static, because its address is compared.
+static NAME: &CStr = c"MoE";
 
 /// What the reg's handle holds.
 struct Reg;

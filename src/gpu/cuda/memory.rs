@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use super::super::{DriverError, Memory, Registration};
 use super::context::Context;
-use super::failed;
+use super::{Users, failed};
 use crate::abi::inner::Passport;
 use crate::experts::HostRange;
 
@@ -23,11 +23,17 @@ pub(super) struct Reservation {
     /// Mapped pieces: offset, size, handle.
     pieces: Vec<(usize, usize, sys::CUmemGenericAllocationHandle)>,
     passport: Passport,
+    users: Users,
 }
 
 impl Reservation {
     /// Reserves addresses for `bytes` bytes and maps memory behind them. On failure nothing is left behind.
-    pub(super) fn new(context: &Arc<Context>, bytes: usize, passport: Passport) -> Result<Self, DriverError> {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        bytes: usize,
+        passport: Passport,
+        users: Users,
+    ) -> Result<Self, DriverError> {
         context.enter()?;
         let bytes = context.round(bytes);
         let mut base = 0;
@@ -36,7 +42,7 @@ impl Reservation {
             .result()
             .map_err(failed("cuMemAddressReserve"))?;
         // From here on, dropping the object undoes what was done.
-        let mut reservation = Self { context: Arc::clone(context), base, bytes, pieces: Vec::new(), passport };
+        let mut reservation = Self { context: Arc::clone(context), base, bytes, pieces: Vec::new(), passport, users };
         let mut offset = 0;
         while offset < bytes {
             let size = PIECE.min(bytes - offset);
@@ -98,8 +104,8 @@ impl Drop for Reservation {
         if self.context.enter().is_err() {
             return;
         }
-        // SAFETY: the context is current. Kernels that the host queued may still use the memory: unmapping does not wait for them.
-        let _ = unsafe { sys::cuCtxSynchronize() };
+        // Unmapping does not wait for kernels that the host queued. If waiting fails the device is lost, and unmapping will fail as well.
+        let _ = self.users.wait();
         for (offset, size, handle) in self.pieces.drain(..) {
             // SAFETY: exactly a mapping of `map_piece`.
             let _ = unsafe { sys::cuMemUnmap(self.base + offset as u64, size) };

@@ -15,6 +15,8 @@ mod staging;
 mod stream;
 
 use core::ffi::c_void;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -37,9 +39,36 @@ pub(crate) struct Cuda {
     staging: Mutex<Staging>,
     uploads: AtomicU64,
     mark: Event,
-    stream: Stream,
+    uses: Arc<Uses>,
+    stream: Arc<Stream>,
     context: Arc<Context>,
     passport: Passport,
+}
+
+/// Marks of the last work that each inner stream was given.
+#[derive(Debug, Default)]
+struct Uses {
+    events: Mutex<HashMap<usize, Arc<Event>>>,
+}
+
+/// Who may still use a memory: our stream, and the inner streams.
+///
+/// They are waited for one by one. Waiting for the whole context would be shorter, but it is forbidden while any thread captures a CUDA
+/// graph, and breaks that capture.
+#[derive(Debug)]
+struct Users {
+    uses: Arc<Uses>,
+    stream: Arc<Stream>,
+}
+
+impl Users {
+    /// Waits until nobody uses the memory any more.
+    fn wait(&self) -> Result<(), DriverError> {
+        self.stream.synchronize()?;
+        // Nobody is kept from queueing work while this waits.
+        let events: Vec<Arc<Event>> = self.uses.events.lock().values().cloned().collect();
+        events.iter().try_for_each(|event| event.synchronize())
+    }
 }
 
 impl Cuda {
@@ -57,10 +86,10 @@ impl Cuda {
 
     fn over(context: Context, passport: Passport) -> Result<Self, DriverError> {
         let context = Arc::new(context);
-        let stream = Stream::new(Arc::clone(&context))?;
+        let stream = Arc::new(Stream::new(Arc::clone(&context))?);
         let staging = Mutex::new(Staging::new(&context)?);
         let mark = Event::new(&context)?;
-        Ok(Self { staging, uploads: AtomicU64::new(0), mark, stream, context, passport })
+        Ok(Self { staging, uploads: AtomicU64::new(0), mark, uses: Arc::default(), stream, context, passport })
     }
 }
 
@@ -77,7 +106,8 @@ impl Driver for Cuda {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>, DriverError> {
-        Ok(Box::new(Reservation::new(&self.context, bytes, self.passport)?))
+        let users = Users { uses: Arc::clone(&self.uses), stream: Arc::clone(&self.stream) };
+        Ok(Box::new(Reservation::new(&self.context, bytes, self.passport, users)?))
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {
@@ -117,6 +147,24 @@ impl Driver for Cuda {
         // again before the wait is queued; the wait is then for more, never for less.
         unsafe { inner.wait_foreign(self.mark.as_ptr()) };
         Ok(())
+    }
+
+    fn note_use(&self, inner: &inner::Backend) -> Result<(), DriverError> {
+        if !inner.has_events() {
+            return Ok(());
+        }
+        let mut events = self.uses.events.lock();
+        let event = match events.entry(inner.key()) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Arc::new(Event::new(&self.context)?)),
+        };
+        // SAFETY: ggml's CUDA events carry a CUevent, and this is one of the same device's primary context.
+        unsafe { inner.record_foreign(event.as_ptr()) };
+        Ok(())
+    }
+
+    fn forget(&self, inner: &inner::Backend) {
+        self.uses.events.lock().remove(&inner.key());
     }
 
     unsafe fn download(&self, target: *mut c_void, source: Place<'_>, rows: Rows) -> Result<(), DriverError> {

@@ -165,6 +165,13 @@ impl Event {
         unsafe { result::event::record(self.event, stream.stream) }.map_err(failed("cuEventRecord"))
     }
 
+    /// Waits for the mark.
+    pub(super) fn synchronize(&self) -> Result<(), DriverError> {
+        self.context.enter()?;
+        // SAFETY: an event of the current context; one that was never recorded is waited for no time.
+        unsafe { result::event::synchronize(self.event) }.map_err(failed("cuEventSynchronize"))
+    }
+
     /// The handle.
     pub(super) fn as_ptr(&self) -> *mut c_void {
         self.event.cast()
