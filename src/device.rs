@@ -3,7 +3,7 @@
 //! Owns: the rules of placement (which weights the default buffer type refuses, which ops run here), the memory report and the
 //! poison flag of a device.
 //! Invariants: a device lives as long as the process; once poisoned it stays so and every graph on it fails.
-//! Threads: any. The dense size is an atomic that the loader's size questions write and the memory report reads.
+//! Threads: any. Small locks and atomics hold what the loader's questions and the memory report share; none is held across a call.
 //! Does not: allocate (`buffer` does) or run graphs (`backend` does).
 
 use std::ffi::CString;
@@ -18,6 +18,9 @@ use crate::abi::tensor::{BufferTypeKey, Tensor};
 use crate::config::{AllocationKind, Config};
 use crate::gpu::{self, Driver};
 use crate::telemetry::log;
+
+/// Host memory registered by all devices of this process, in bytes: the budget is the machine's.
+static PINNED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// What a device does with what it is given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,8 +57,8 @@ pub(crate) struct Device {
     driver: OnceLock<Box<dyn Driver>>,
     /// Whether the inner backend captures parts of graphs as CUDA graphs.
     pub(crate) captures_graphs: bool,
-    /// Host memory registered by this device, in bytes.
-    pinned_bytes: AtomicUsize,
+    /// Why the driver is not the one for this kind of device, if so.
+    driver_reason: OnceLock<String>,
     layout_epoch: AtomicU64,
 }
 
@@ -106,7 +109,7 @@ impl Device {
             announced: AtomicBool::new(false),
             driver: OnceLock::new(),
             captures_graphs: inner.provider() == "CUDA",
-            pinned_bytes: AtomicUsize::new(0),
+            driver_reason: OnceLock::new(),
             layout_epoch: AtomicU64::new(1),
         }
     }
@@ -221,7 +224,8 @@ impl Device {
         let driver = self.driver.get_or_init(|| {
             let (driver, reason) = gpu::open(&self.inner, self.inner_buffer_type, self.config.debug_cuda);
             if let Some(reason) = reason {
-                log::notice(&format!("{}: memory goes through {}: {reason}", self.label(), driver.name()));
+                // Told with the first graph; nobody else sets it, since the driver is opened once.
+                let _ = self.driver_reason.set(format!("memory goes through {}: {reason}", driver.name()));
             }
             driver
         });
@@ -237,12 +241,12 @@ impl Device {
     pub(crate) fn claim_pinned(&self, bytes: usize) -> bool {
         let limit = self.pin_limit_bytes();
         let claim = |pinned: usize| pinned.checked_add(bytes).filter(|sum| *sum <= limit);
-        self.pinned_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
+        PINNED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
     }
 
     /// Gives back what [`Device::claim_pinned`] took.
     pub(crate) fn release_pinned(&self, bytes: usize) {
-        self.pinned_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        PINNED_BYTES.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// The budget of pinned memory, in bytes.
@@ -271,6 +275,9 @@ impl Device {
                 log::notice(&format!("{} passes everything through to {}: {reason}", self.label(), self.inner_name));
             }
             Mode::Proxy => {
+                if self.reported.load(Ordering::Relaxed) == 0 {
+                    self.memory(); // a host that never asked gets the same answer
+                }
                 let reported = self.reported.load(Ordering::Relaxed) >> 20;
                 log::notice(&format!(
                     "{} runs over {}: experts stay in RAM; {reported} MiB were reported free (dense weights and {} of the rest, \
@@ -279,6 +286,9 @@ impl Device {
                     self.inner_name,
                     self.config.ctx_share,
                 ));
+                if let Some(reason) = self.driver_reason.get() {
+                    log::notice(&format!("{}: {reason}", self.label()));
+                }
             }
         }
     }
@@ -333,13 +343,18 @@ impl KindRule {
     }
 }
 
-/// The RAM of this machine, in bytes; 0 if the system does not tell.
+/// The RAM that this process may use, in bytes: the machine's, or less where a control group limits it; 0 if the system does not tell.
 fn total_memory_bytes() -> usize {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
-    kib.unwrap_or(0).saturating_mul(1024)
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limit = limits.iter().filter_map(|path| read(path).trim().parse::<usize>().ok()).min();
+    machine_memory_bytes(&read("/proc/meminfo")).min(limit.unwrap_or(usize::MAX))
+}
+
+/// `MemTotal` of /proc/meminfo, in bytes.
+fn machine_memory_bytes(meminfo: &str) -> usize {
+    let number = |line: &str| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<usize>().ok();
+    meminfo.lines().find_map(number).unwrap_or(0).saturating_mul(1024)
 }
 
 /// The memory that is reported as free while KV is allocated at once: the dense weights, and the context's share of the rest.
@@ -394,6 +409,13 @@ mod tests {
     fn the_context_gets_its_share_of_what_the_dense_weights_leave() {
         assert_eq!(reported_free(22 * GIB, 2 * GIB, 0.30), 8 * GIB);
         assert_eq!(reported_free(22 * GIB, 2 * GIB, 1.0), 22 * GIB);
+    }
+
+    #[test]
+    fn memory_of_the_machine() {
+        assert_eq!(machine_memory_bytes("MemFree: 1 kB\nMemTotal:       24684036 kB\n"), 24_684_036 * 1024);
+        assert_eq!(machine_memory_bytes(""), 0);
+        assert!(total_memory_bytes() > 0);
     }
 
     #[test]

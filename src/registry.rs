@@ -137,10 +137,12 @@ pub(crate) fn read_request(arguments: &[u8], device: Option<&str>, split_mode: O
     let words: Vec<&[u8]> = arguments.split(|byte| *byte == 0).collect();
     let named = words.iter().any(|word| *word == b"--list-devices" || names_us(word))
         || device.is_some_and(|list| names_us(list.as_bytes()));
-    let asks_split = |pair: &[&[u8]]| matches!(pair, [b"-sm" | b"--split-mode", b"tensor"]);
+    // llama-bench takes a list of modes.
+    let is_tensor = |modes: &[u8]| modes.split(|byte| *byte == b',').any(|mode| mode == b"tensor");
+    let asks_split = |pair: &[&[u8]]| matches!(pair, [b"-sm" | b"--split-mode", modes] if is_tensor(modes));
     let splits_tensors = words.windows(2).any(asks_split)
-        || words.contains(&&b"--split-mode=tensor"[..])
-        || split_mode == Some("tensor");
+        || words.iter().filter_map(|word| word.strip_prefix(b"--split-mode=")).any(is_tensor)
+        || split_mode.is_some_and(|mode| is_tensor(mode.as_bytes()));
     Request { named, splits_tensors }
 }
 
@@ -241,6 +243,7 @@ mod tests {
         assert!(!read_request(b"", Some("CUDA0"), None).named);
         assert!(read_request(b"x\0-sm\0tensor\0", None, None).splits_tensors);
         assert!(read_request(b"x\0--split-mode\0tensor\0", None, None).splits_tensors);
+        assert!(read_request(b"llama-bench\0-sm\0layer,tensor\0", None, None).splits_tensors);
         assert!(read_request(b"", None, Some("tensor")).splits_tensors);
         assert!(!read_request(b"x\0-sm\0layer\0-p\0tensor\0", None, None).splits_tensors);
     }

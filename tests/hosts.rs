@@ -2,7 +2,12 @@
 //! device, so every result can be asked to be equal: the same kernels, the same threads, the same order.
 //!
 //! `make stock` first, then `cargo test --test hosts -- --test-threads=1`: the tests share two cores and measure time.
-#![expect(clippy::expect_used, clippy::panic, reason = "a test reports by panicking")]
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test reports by panicking and printing"
+)]
 
 mod support;
 

@@ -27,10 +27,10 @@ pub struct Key {
 pub static KEYS: &[Key] = &[
     Key {
         name: "inner",
-        default: "every GPU",
+        default: "every local GPU",
         unit: "device names",
         range: "names as the host prints them (--list-devices), separated by ',' or '+'; a name may be repeated",
-        effect: "Devices to put a MoE device in front of: the first named becomes MoE0, the next MoE1. Any device works, CPU included.",
+        effect: "Devices to put a MoE device in front of: the first named becomes MoE0, the next MoE1. CPU and CUDA devices (ROCm and MUSA are built the same way and untested) hold experts back; over any other everything is passed through.",
         reason: "The plugin exists for GPUs; each card gets a cache of its own.",
         test_only: false,
         apply: |config, value| {
@@ -83,7 +83,7 @@ pub static KEYS: &[Key] = &[
         default: "3/4 of RAM",
         unit: "MiB",
         range: "0 and up; 0 pins nothing",
-        effect: "The most RAM that is pinned so that the device reads experts in place. What lies above it is copied when used.",
+        effect: "The most RAM that this process pins so that the device reads experts in place. What lies above it is copied when used.",
         reason: "Pinned pages cannot be moved or swapped; a quarter of the RAM stays free for everything else.",
         test_only: false,
         apply: |config, value| {

@@ -96,7 +96,7 @@ impl Pinner {
 impl Drop for Pinner {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.lock().take()
+        if let Some(thread) = self.thread.get_mut().take()
             && thread.join().is_err()
         {
             // The thread catches its own panics; nothing is left to do for one that it could not.

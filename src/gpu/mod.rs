@@ -87,7 +87,7 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     unsafe fn download(&self, target: *mut core::ffi::c_void, source: Place<'_>, rows: Rows)
     -> Result<(), DriverError>;
 
-    /// Copies between two memories of this device or of another of the same driver; `Ok(false)` if the driver cannot.
+    /// Copies between two memories of drivers of this kind; `Ok(false)` if the driver cannot, for example between two devices.
     fn copy(&self, target: Place<'_>, source: Place<'_>, bytes: usize) -> Result<bool, DriverError>;
 
     /// Waits for everything asked for so far.

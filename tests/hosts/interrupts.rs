@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::load_time::large_model;
 use crate::support::fixture_model;
+use crate::support::process::interruptible;
 use crate::support::server::Server;
 use crate::support::stock::{OVER_CPU, tool};
 
@@ -17,8 +18,8 @@ const SIGINT: i32 = 2;
 #[test]
 fn during_load() {
     let mut command = tool("llama-server", OVER_CPU, &large_model(), 2);
-    let mut server =
-        Server::launch(command.args(["-c", "256", "-lv", "4", "-lm", "none", "--no-warmup", "-fit", "off"]));
+    command.args(["-c", "256", "-lv", "4", "-lm", "none", "--no-warmup", "-fit", "off"]);
+    let mut server = Server::launch(&mut interruptible(&command));
     let process = server.process();
     // The tensors are being read from this line on; nothing later is printed until they are there.
     process.wait_until("the load", Duration::from_secs(60), |log| log.contains("MoE0_Experts model buffer size"));

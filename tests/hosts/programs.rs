@@ -96,6 +96,6 @@ fn stock_model_load_cancel() {
 fn a_host_without_any_other_backend_survives() {
     // `env` lies in no folder with ggml's own backends, so that loading all of them finds only GGML_BACKEND_PATH.
     let mut host = command("/usr/bin/env".as_ref(), OVER_CPU);
-    let finished = run(&mut load_all_backends(&mut host).arg("true"), LIMIT).success();
+    let finished = run(load_all_backends(&mut host).arg("true"), LIMIT).success();
     assert!(!finished.lines_with("ggml-moe: ").is_empty(), "{}", finished.report("the plugin was not loaded"));
 }

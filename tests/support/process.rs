@@ -72,6 +72,20 @@ pub fn run(command: &mut Command, limit: Duration) -> Finished {
     Running::start(command).finish(limit)
 }
 
+/// The same command with Ctrl-C doing what it does by default. A test run in the background of a script inherits a shell's
+/// choice to ignore it, and so does everything that it starts.
+pub fn interruptible(command: &Command) -> Command {
+    let mut wrapped = Command::new("env");
+    wrapped.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => wrapped.env(name, value),
+            None => wrapped.env_remove(name),
+        };
+    }
+    wrapped
+}
+
 /// One captured output stream, growing while the child runs.
 #[derive(Default)]
 struct Stream {

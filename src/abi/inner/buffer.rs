@@ -108,7 +108,7 @@ impl Buffer {
 
 /// A buffer object of the inner backend, shown to its code as the place of a tensor. Its code looks at the type of the buffer and, for
 /// some devices, at its context; never at its size.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Passport(*mut api3::ggml_backend_buffer);
 
 // SAFETY: a name for a buffer object whose owner outlives every use (a buffer of the inner device, or an immortal empty one).

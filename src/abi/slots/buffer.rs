@@ -381,11 +381,17 @@ fn copy_on_device(memory: &Buffer, source: Tensor<'_>, target: Tensor<'_>) -> Re
     let Some(from) = source.our_buffer() else {
         return Ok(false);
     };
+    let from_device = from.device();
+    if from_device.driver().name() != memory.device().driver().name() {
+        return Ok(false);
+    }
     let (Some(from_memory), Some(to_memory)) = (from.memory(), memory.memory()) else {
         return Ok(false);
     };
     let to = gpu::Place { memory: to_memory, address: memory.place(target, 0, bytes)?.address };
     let from = gpu::Place { memory: from_memory, address: from.place(source, 0, bytes)?.address };
+    // What the source's device was given and has not finished yet belongs to the source.
+    from_device.driver().synchronize().map_err(BufferError::from)?;
     let driver = memory.device().driver();
     let copied = driver.copy(to, from, bytes).map_err(BufferError::from)?;
     driver.synchronize().map_err(BufferError::from)?;

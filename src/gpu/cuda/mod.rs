@@ -16,7 +16,6 @@ mod stream;
 
 use core::ffi::c_void;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -139,24 +138,34 @@ impl Driver for Cuda {
 
     fn order_before(&self, inner: &inner::Backend, seen: &AtomicU64) -> Result<(), DriverError> {
         let uploads = self.uploads.load(Ordering::Acquire);
-        if seen.swap(uploads, Ordering::Relaxed) == uploads || !inner.has_events() {
+        if seen.load(Ordering::Relaxed) == uploads {
             return Ok(());
         }
-        self.mark.record(&self.stream)?;
-        // SAFETY: ggml's CUDA events carry a CUevent, and this is one of the same device's primary context. Another thread may record it
-        // again before the wait is queued; the wait is then for more, never for less.
-        unsafe { inner.wait_foreign(self.mark.as_ptr()) };
+        if inner.has_events() {
+            self.mark.record(&self.stream)?;
+            // SAFETY: ggml's CUDA events carry a CUevent, and this is one of the same device's primary context. Another thread may record
+            // it again before the wait is queued; the wait is then for more, never for less.
+            unsafe { inner.wait_foreign(self.mark.as_ptr()) };
+        } else {
+            self.synchronize()?;
+        }
+        seen.store(uploads, Ordering::Relaxed);
         Ok(())
     }
 
     fn note_use(&self, inner: &inner::Backend) -> Result<(), DriverError> {
         if !inner.has_events() {
+            inner.synchronize(); // nothing can mark the place, so nothing is left to wait for
             return Ok(());
         }
-        let mut events = self.uses.events.lock();
-        let event = match events.entry(inner.key()) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Arc::new(Event::new(&self.context)?)),
+        let known = self.uses.events.lock().get(&inner.key()).cloned();
+        let event = match known {
+            Some(event) => event,
+            None => {
+                let event = Arc::new(Event::new(&self.context)?);
+                self.uses.events.lock().insert(inner.key(), Arc::clone(&event));
+                event
+            }
         };
         // SAFETY: ggml's CUDA events carry a CUevent, and this is one of the same device's primary context.
         unsafe { inner.record_foreign(event.as_ptr()) };
@@ -173,7 +182,10 @@ impl Driver for Cuda {
     }
 
     fn copy(&self, target: Place<'_>, source: Place<'_>, bytes: usize) -> Result<bool, DriverError> {
-        // SAFETY: both ranges lie in memories of this kind of driver; addresses are unique over all devices of a process.
+        if source.memory.passport() != target.memory.passport() {
+            return Ok(false); // memory of another device is mapped for that device only
+        }
+        // SAFETY: both ranges lie in memories of this driver.
         unsafe { self.stream.copy(target.address, source.address, bytes) }.map(|()| true)
     }
 

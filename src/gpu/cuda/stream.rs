@@ -108,13 +108,13 @@ impl Stream {
             .map_err(failed("cuMemcpy2DAsync"))
     }
 
-    /// Copies on the device, or between devices.
+    /// Copies on the device.
     ///
     /// # Safety
     /// Both ranges are device memory.
     pub(super) unsafe fn copy(&self, target: usize, source: usize, bytes: usize) -> Result<(), DriverError> {
         self.context.enter()?;
-        // SAFETY: the caller's contract; addresses are unique over all devices, so the driver finds both.
+        // SAFETY: the caller's contract.
         unsafe { sys::cuMemcpyAsync(target as u64, source as u64, bytes, self.stream) }
             .result()
             .map_err(failed("cuMemcpyAsync"))
