@@ -1,7 +1,7 @@
 //! Graphs as the planner sees them: which nodes exist, what each reads, which are expert products.
 //!
-//! Owns: the description of a graph ([`Node`]), the recognition of MoE blocks ([`block`]) and the cut of a graph into steps
-//! ([`plan`]).
+//! Owns: the description of a graph ([`Node`]), the recognition of MoE blocks (`block`), the cut of a graph into steps
+//! ([`plan()`]) and the account of what the inner backend replays ([`ReplayLedger`]).
 //! Invariants: node order is never changed; the steps of a plan cover every node exactly once, in order.
 //! Threads: none; everything here is a pure function of its input.
 //! Does not: know a host type, read tensor data or run anything.
