@@ -74,7 +74,8 @@ fn load() -> Result<*mut c_void, Refusal> {
 }
 
 fn settings() -> (Config, Vec<Notice>) {
-    config::parse(&std::env::var("GGML_MOE").unwrap_or_default())
+    // Bytes that are no text become replacement characters: the pair that holds them is then reported, and the others count.
+    config::parse(&std::env::var_os("GGML_MOE").unwrap_or_default().to_string_lossy())
 }
 
 /// What this process was asked for, by its arguments or llama.cpp's environment variables for them.

@@ -113,7 +113,7 @@ fn choose(candidates: &[Candidate], wanted: &[String]) -> Vec<Choice> {
     let names: Vec<&str> = candidates.iter().map(|candidate| candidate.name.as_str()).collect();
     let reason = format!(
         "GGML_MOE: inner={} names no device of this host; it has {}",
-        missing.join(","),
+        crate::config::shown(&missing.join(",")),
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     );
     // Every name keeps its number, so that --device MoE0,MoE1 finds both.

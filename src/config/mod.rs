@@ -1,7 +1,7 @@
 //! The plugin's settings: one table of keys, one parser, one resolved value.
 //!
 //! Owns: the key table (`keys`), the syntax of `GGML_MOE` (`parse`) and the resolved [`Config`].
-//! Invariants: a `Config` always holds valid values; a bad key or value leaves the default and yields one [`Notice`].
+//! Invariants: a `Config` always holds valid values; a bad key or value is ignored and yields one [`Notice`].
 //! Threads: none; everything here is a pure function of its input.
 //! Does not: read the environment or print (the entry point does), or know any host type.
 
@@ -9,6 +9,7 @@ mod keys;
 mod parse;
 
 pub use keys::{KEYS, Key, markdown};
+pub(crate) use parse::shown;
 pub use parse::{Notice, parse};
 
 /// How much the plugin tells. Lines up to this detail are shown; the rest follows the host's own filter.

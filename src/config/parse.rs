@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Config, KEYS};
 
-/// Something in the settings that could not be used; the default holds.
+/// Something in the settings that could not be used and is ignored: what was set before, or the default, holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// No key has this name.
@@ -30,8 +30,9 @@ impl fmt::Display for Notice {
         match self {
             Self::UnknownKey { name, suggestion } => {
                 write!(f, "GGML_MOE: unknown key \"{}\"", shown(name))?;
-                if let Some(suggestion) = suggestion {
-                    write!(f, "; did you mean \"{suggestion}\"?")?;
+                match suggestion {
+                    Some(suggestion) => write!(f, "; did you mean \"{suggestion}\"?")?,
+                    None => write!(f, ";")?,
                 }
                 write!(f, " keys: {}", key_names())
             }
@@ -40,7 +41,7 @@ impl fmt::Display for Notice {
                     KEYS.iter().find(|key| key.name == *name).map_or(("", ""), |key| (key.range, key.default));
                 write!(
                     f,
-                    "GGML_MOE: {name}={} is not usable; accepted: {range}; the default ({default}) holds",
+                    "GGML_MOE: {name}={} is not usable and ignored; accepted: {range}; default: {default}",
                     shown(value)
                 )
             }
@@ -51,8 +52,8 @@ impl fmt::Display for Notice {
     }
 }
 
-/// User text made fit for one log line.
-fn shown(text: &str) -> String {
+/// User text made fit for one log line: no control characters, and cut.
+pub(crate) fn shown(text: &str) -> String {
     const LONGEST: usize = 60;
     let mut line: String = text.chars().take(LONGEST).map(|c| if c.is_control() { '?' } else { c }).collect();
     if text.chars().nth(LONGEST).is_some() {
