@@ -28,14 +28,12 @@ pub extern "C" fn ggml_backend_score() -> c_int {
     1
 }
 
-/// Registers the plugin: returns its reg, or null (with one line in the log) if this host's layout is not known.
+/// Registers the plugin: returns its reg, or null (with one line in the log) if this host's layout is not known, or if it has no device yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn ggml_backend_init() -> *mut c_void {
     guard(Slot::EntryInit, core::ptr::null_mut, || {
         let _loading = LOADING.lock();
-        load().map_err(|refusal| {
-            format!("{refusal}; the plugin stays off: remove --device MoE0, or use a host listed in docs/hosts.md")
-        })
+        load().map_err(|refusal| format!("{refusal}; {}", refusal.advice()))
     })
 }
 
@@ -62,10 +60,9 @@ fn load() -> Result<*mut c_void, Refusal> {
             host.graphs
         ));
     }
-    if !reg::has_devices()
-        && let Some(devices) = registry::devices(config, request())
-    {
-        reg::publish_devices(devices);
+    if !reg::has_devices() {
+        // A reg without devices would never get any: the host registers a reg once. Refused, it is offered again by the next load.
+        reg::publish_devices(registry::devices(config, request()).ok_or(Refusal::NoDevices)?);
     }
     if !reg::reads_back() {
         return Err(Refusal::UnknownLayout("it does not find in our objects what we put there".to_owned()));

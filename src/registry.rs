@@ -59,7 +59,6 @@ pub(crate) fn devices(config: &'static Config, request: Request) -> Option<Vec<&
     let rule = KindRule { any_gpu, named: request.named };
     let choices = choose(&candidates, &config.inner);
     if choices.is_empty() {
-        log::notice("no device to stand in front of: the host has registered none");
         return None;
     }
     let devices = choices
@@ -67,6 +66,7 @@ pub(crate) fn devices(config: &'static Config, request: Request) -> Option<Vec<&
         .enumerate()
         .map(|(index, choice)| {
             let (inner, buffer_type) = registered[choice.candidate];
+            inner.keep_loaded();
             let device = Device::new(index, inner, buffer_type, choice.mode, rule, config);
             if device.passes_through() {
                 device.announce(); // a refusal is told at once, even if nobody uses the device

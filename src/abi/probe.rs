@@ -29,6 +29,19 @@ pub(crate) enum Refusal {
     /// An op that the plugin needs has no number.
     #[error("this host has no op named {0}")]
     MissingOps(String),
+    /// The host has registered no device to stand in front of.
+    #[error("the host has registered no device yet that the plugin could stand in front of")]
+    NoDevices,
+}
+
+impl Refusal {
+    /// What the user can do.
+    pub(crate) fn advice(&self) -> &'static str {
+        match self {
+            Self::NoDevices => "load the plugin after the host's own backends (GGML_BACKEND_PATH does)",
+            _ => "the plugin stays off: remove --device MoE0, or use a host listed in docs/hosts.md",
+        }
+    }
 }
 
 /// Finds out everything about the host that loaded us.

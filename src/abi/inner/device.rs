@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 
 use super::super::gen_api3 as api3;
 use super::super::host::{host, text};
+use super::super::layout::field;
 use super::super::tensor::Tensor;
 use super::{Backend, BufferType, Event};
 
@@ -105,6 +106,29 @@ impl Device {
         let name = unsafe { (api.ggml_backend_reg_name)(reg) };
         // SAFETY: as above.
         unsafe { text(name) }
+    }
+
+    /// Keeps the library of the device's backend mapped for good: the host may unload a backend that ours still stands in front of.
+    pub(crate) fn keep_loaded(&self) {
+        let layout = host().layout;
+        // SAFETY: a valid device.
+        let reg = unsafe { (host().api.ggml_backend_dev_backend_reg)(self.as_ptr()) };
+        let Some(slot) = layout.reg_slots.get_name.filter(|_| !reg.is_null()) else {
+            return;
+        };
+        // SAFETY: a reg of the host's layout holds a function there, which every reg has.
+        let function = unsafe { field::<*const c_void>(reg.cast(), layout.reg.iface + slot) };
+        let mut found = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: an address and a place to write to.
+        if unsafe { libc::dladdr(function, found.as_mut_ptr()) } == 0 {
+            return;
+        }
+        // SAFETY: zeroed before and filled by dladdr.
+        let library = unsafe { found.assume_init() }.dli_fname;
+        if !library.is_null() {
+            // SAFETY: the loader's name of a loaded object. The handle is kept on purpose.
+            unsafe { libc::dlopen(library, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
+        }
     }
 
     /// A function that the device's backend offers by name; null if it does not.
