@@ -108,7 +108,7 @@ impl Buffer {
             Role::Default => device.inner_name.as_str(),
             Role::Experts => "RAM, for experts",
         };
-        log::info(&format!("{}: {} MiB of {place}", device.label(), bytes.div_ceil(1 << 20)));
+        log::debug(&format!("{}: {} MiB of {place}", device.label(), bytes.div_ceil(1 << 20)));
         Ok(Self { device, storage, dense: AtomicUsize::new(0), cache: AtomicUsize::new(0) })
     }
 
