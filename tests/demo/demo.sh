@@ -27,9 +27,9 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
-# The first GPU that the host knows is the inner device; without one, ggml's CPU backend is.
+# The first CUDA card that the host knows is the inner device; without one, ggml's CPU backend is.
 "$bin/llama-server" --list-devices > "$work/devices" 2>&1 || { log=$work/devices; fail "llama-server does not start"; }
-inner=$(sed -n 's/^  \([A-Za-z]*[0-9][0-9]*\): .*/\1/p' "$work/devices" | head -n 1)
+inner=$(sed -n 's/^  \(CUDA[0-9][0-9]*\): .*/\1/p' "$work/devices" | head -n 1)
 inner=${inner:-CPU}
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 
