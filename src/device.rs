@@ -343,12 +343,14 @@ impl KindRule {
     }
 }
 
-/// The RAM that this process may use, in bytes: the machine's, or less where a control group limits it; 0 if the system does not tell.
+/// The RAM that this process may use, in bytes: the machine's, or less where a control group limits it. If the system does not tell, no
+/// limit is known and pinning goes on until the system refuses.
 fn total_memory_bytes() -> usize {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
     let limit = limits.iter().filter_map(|path| read(path).trim().parse::<usize>().ok()).min();
-    machine_memory_bytes(&read("/proc/meminfo")).min(limit.unwrap_or(usize::MAX))
+    let machine = machine_memory_bytes(&read("/proc/meminfo"));
+    if machine == 0 { usize::MAX } else { machine }.min(limit.unwrap_or(usize::MAX))
 }
 
 /// `MemTotal` of /proc/meminfo, in bytes.

@@ -77,7 +77,12 @@ fn settings() -> (Config, Vec<Notice>) {
 
 /// What this process was asked for, by its arguments or llama.cpp's environment variables for them.
 fn request() -> registry::Request {
-    let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_else(|error| {
+        log::notice(&format!(
+            "the arguments of this process cannot be read (/proc/self/cmdline: {error}); if --device MoE0 is refused, set LLAMA_ARG_DEVICE=MoE0"
+        ));
+        Vec::new()
+    });
     let variable = |name| std::env::var(name).ok();
     let (device, split_mode) = (variable("LLAMA_ARG_DEVICE"), variable("LLAMA_ARG_SPLIT_MODE"));
     registry::read_request(&arguments, device.as_deref(), split_mode.as_deref())
