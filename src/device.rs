@@ -71,6 +71,9 @@ pub(crate) struct BufferTypes {
     pub(crate) experts: Option<BufferTypeKey>,
 }
 
+/// How a reason begins that is a fault of the settings.
+pub(crate) const SETTING_FAULT: &str = "GGML_MOE: ";
+
 /// Smallest room beside the dense weights that is reported as free: a context of 4,096 tokens and the compute buffers of
 /// today's models fit, so that llama.cpp's fit step never moves a layer away.
 const SMALLEST_ROOM: usize = 2 << 30;
@@ -272,7 +275,9 @@ impl Device {
         }
         match &self.mode {
             Mode::PassThrough(reason) | Mode::Lend(reason) => {
-                log::notice(&format!("{} passes everything through to {}: {reason}", self.label(), self.inner_name));
+                let line = format!("{} passes everything through to {}: {reason}", self.label(), self.inner_name);
+                // A setting that cannot be used is a fault of its own, and llama-cli shows errors only.
+                if reason.starts_with(SETTING_FAULT) { log::error(&line) } else { log::notice(&line) }
             }
             Mode::Proxy => {
                 if self.reported.load(Ordering::Relaxed) == 0 {
@@ -347,10 +352,32 @@ impl KindRule {
 /// limit is known and pinning goes on until the system refuses.
 fn total_memory_bytes() -> usize {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let limit = limits.iter().filter_map(|path| read(path).trim().parse::<usize>().ok()).min();
+    let files = limit_files(&read("/proc/self/cgroup"));
+    let limit = files.iter().filter_map(|path| read(path).trim().parse::<usize>().ok()).min();
     let machine = machine_memory_bytes(&read("/proc/meminfo"));
     if machine == 0 { usize::MAX } else { machine }.min(limit.unwrap_or(usize::MAX))
+}
+
+/// Where the memory limits of a process stand: of its control group and of every group above, in both versions of control groups. `cgroup`
+/// is the text of /proc/self/cgroup.
+fn limit_files(cgroup: &str) -> Vec<String> {
+    let mut files = Vec::new();
+    for line in cgroup.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (root, file) = match parts.next() {
+            Some("") => ("/sys/fs/cgroup", "memory.max"),
+            Some(controllers) if controllers.split(',').any(|name| name == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => continue,
+        };
+        let group = parts.next().unwrap_or("").trim_end_matches('/');
+        files.extend(std::path::Path::new(group).ancestors().map(|group| {
+            let group = group.to_string_lossy();
+            format!("{root}{}/{file}", group.trim_end_matches('/'))
+        }));
+    }
+    files
 }
 
 /// `MemTotal` of /proc/meminfo, in bytes.
@@ -418,6 +445,24 @@ mod tests {
         assert_eq!(machine_memory_bytes("MemFree: 1 kB\nMemTotal:       24684036 kB\n"), 24_684_036 * 1024);
         assert_eq!(machine_memory_bytes(""), 0);
         assert!(total_memory_bytes() > 0);
+    }
+
+    #[test]
+    fn limits_stand_in_every_group_above() {
+        let files = limit_files("12:cpu,cpuacct:/x\n7:memory:/a/b\n0::/user.slice/s\n");
+        assert_eq!(
+            files,
+            [
+                "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
+                "/sys/fs/cgroup/memory/a/memory.limit_in_bytes",
+                "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                "/sys/fs/cgroup/user.slice/s/memory.max",
+                "/sys/fs/cgroup/user.slice/memory.max",
+                "/sys/fs/cgroup/memory.max",
+            ]
+        );
+        assert_eq!(limit_files("0::/\n").last().unwrap(), "/sys/fs/cgroup/memory.max");
+        assert!(limit_files("nonsense").is_empty());
     }
 
     #[test]

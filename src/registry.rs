@@ -6,7 +6,7 @@
 
 use crate::abi::inner::{self, DeviceKind};
 use crate::config::Config;
-use crate::device::{Device, KindRule, Mode};
+use crate::device::{Device, KindRule, Mode, SETTING_FAULT};
 use crate::telemetry::log;
 
 /// What the choice needs to know of a registered device.
@@ -112,7 +112,7 @@ fn choose(candidates: &[Candidate], wanted: &[String]) -> Vec<Choice> {
     }
     let names: Vec<&str> = candidates.iter().map(|candidate| candidate.name.as_str()).collect();
     let reason = format!(
-        "GGML_MOE: inner={} names no device of this host; it has {}",
+        "{SETTING_FAULT}inner={} names no device of this host; it has {}",
         crate::config::shown(&missing.join(",")),
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     );
