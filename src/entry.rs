@@ -53,11 +53,14 @@ fn load() -> Result<*mut c_void, Refusal> {
         let host = probed?;
         // Nobody else sets it while the loading lock is held.
         let _ = HOST.set(host);
+        let graphs = match host.graphs {
+            config::GraphMode::View => "handed on as views",
+            config::GraphMode::AddNode => "built anew (no fusion)",
+        };
         log::info(&format!(
-            "version {}, host layout {}, graphs as {:?}",
+            "version {}, host layout {}, graphs {graphs}",
             env!("CARGO_PKG_VERSION"),
-            host.layout_name(),
-            host.graphs
+            host.layout_name()
         ));
     }
     if !reg::has_devices() {

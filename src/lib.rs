@@ -2,7 +2,7 @@
 //!
 //! The map, from the host downwards (imports point down only):
 //!
-//! - [`entry`](self): what the loader looks up.
+//! - [`entry`]: what the loader looks up.
 //! - `abi`: the C boundary; the only module that names upstream's types.
 //! - `registry`, `device`, `buffer`, `backend`: what those objects of ggml mean here, in safe Rust.
 //! - `graph`: cuts a graph into segments and MoE blocks; pure.

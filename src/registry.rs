@@ -41,8 +41,8 @@ pub(crate) struct Request {
 pub(crate) fn devices(config: &'static Config, request: Request) -> Option<Vec<&'static Device>> {
     if request.splits_tensors {
         log::notice(
-            "off: split mode tensor divides every tensor among all devices, which experts in RAM cannot follow; use -sm layer, or leave \
-             --device MoE0 out",
+            "off: split mode tensor divides every tensor among all devices, which experts in RAM cannot follow; use -sm layer, or run \
+             without GGML_BACKEND_PATH",
         );
         return Some(Vec::new());
     }

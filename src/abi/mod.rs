@@ -1,6 +1,6 @@
 //! The boundary with ggml: the only module that names upstream's types.
 //!
-//! Owns: the struct layouts ([`layout`], `gen_api3`), the choice among them ([`probe`]), the host's functions ([`imports`]),
+//! Owns: the struct layouts ([`layout`], `gen_api3`), the choice among them ([`probe`]), the host's functions ([`mod@imports`]),
 //! op numbers by name ([`ops`]), tagged handles ([`handle`]), the panic boundary ([`boundary`]), views of tensors and graphs
 //! ([`tensor`], [`graph`]), wrappers of the inner device's objects ([`inner`]) and the functions that the host calls ([`slots`]).
 //! Invariants: nothing unwinds out of it; no number of the host is trusted before the probe confirmed it.

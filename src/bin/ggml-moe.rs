@@ -41,13 +41,14 @@ fn main() -> ExitCode {
 }
 
 fn keys() -> String {
-    KEYS.iter()
-        .filter(|key| !key.test_only)
-        .map(|key| {
-            format!(
-                "{}\n    {}\n    default: {} (unit: {}; accepted: {})\n    why: {}\n",
-                key.name, key.effect, key.default, key.unit, key.range, key.reason
-            )
-        })
+    let users = KEYS.iter().filter(|key| !key.test_only).map(|key| {
+        let unit = if key.unit == "-" { String::new() } else { format!("unit: {}; ", key.unit) };
+        format!(
+            "{}\n    {}\n    default: {} ({unit}accepted: {})\n    why: {}\n",
+            key.name, key.effect, key.default, key.range, key.reason
+        )
+    });
+    users
+        .chain(["Keys for the project's tests (debug-...) are listed by `ggml-moe keys --markdown`.\n".to_owned()])
         .collect()
 }

@@ -30,8 +30,8 @@ pub static KEYS: &[Key] = &[
         default: "every local GPU",
         unit: "device names",
         range: "names as the host prints them (--list-devices), separated by ',' or '+', 64 at most; a name may be repeated",
-        effect: "Devices to put a MoE device in front of: the first named becomes MoE0, the next MoE1. CPU and CUDA devices (ROCm and MUSA are built the same way and untested) hold experts back; over any other everything is passed through.",
-        reason: "The plugin exists for GPUs; each card gets a cache of its own.",
+        effect: "Devices to put a MoE device in front of: the first named becomes MoE0, the next MoE1. Over CPU and CUDA devices (ROCm and MUSA are built the same way and untested) experts stay in RAM; over any other everything is passed through. One name that the host does not have puts all our devices into pass-through. Case does not matter. A device named twice counts its memory twice.",
+        reason: "The plugin exists for GPUs; each card gets a device of its own.",
         test_only: false,
         apply: |config, value| {
             let names: Vec<String> = value.split([',', '+']).map(|name| name.trim().to_owned()).collect();
@@ -47,7 +47,7 @@ pub static KEYS: &[Key] = &[
         default: "notice",
         unit: "-",
         range: "error, notice, info, debug",
-        effect: "How much the plugin tells. Lines up to this detail are sent at the host's warning level, because llama.cpp's tools hide information lines unless -lv 4 is given.",
+        effect: "How much the plugin tells. Lines up to this detail are sent at the host's warning level, because llama.cpp's tools hide information lines. llama-server and llama-perplexity then show them; llama-cli shows errors only without -lv 4, llama-bench without -v.",
         reason: "A decision that nobody sees is a surprise; everything else would be noise.",
         test_only: false,
         apply: |config, value| {

@@ -41,7 +41,7 @@ impl fmt::Display for Notice {
                     KEYS.iter().find(|key| key.name == *name).map_or(("", ""), |key| (key.range, key.default));
                 write!(
                     f,
-                    "GGML_MOE: {name}={} is not usable and ignored; accepted: {range}; default: {default}",
+                    "GGML_MOE: {name}={} is not usable and ignored: what was set before holds, or the default ({default}); accepted: {range}",
                     shown(value)
                 )
             }

@@ -96,7 +96,7 @@ def write(machine, results):
     report = {
         "started": machine.started_at, "seconds": round(time.monotonic() - machine.started, 1), "step_seconds": machine.seconds,
         "plugin": json.loads((machine.pack / "pack.json").read_text()), "host": machine.host_build, "card": machine.card,
-        "machine": {"processors": os.cpu_count(), "cpu": machine.cpu, "kernel": os.uname().release, "dry_run": machine.dry},
+        "machine": {"processors": os.cpu_count(), "cpu": machine.cpu, "kernel": os.uname().release.split("-")[0], "dry_run": machine.dry},
         "settings": {"keys": machine.ours.keys, "keys_experts_on_device": machine.ours_on_device.keys,
                      "keys_speed": machine.quiet_on_device.keys, "threads": machine.threads,
                      "repeats": speed.REPEATS, "repetitions": speed.INNER_REPEATS},
