@@ -65,6 +65,8 @@ fn try_case(case: &[&str], keys: &str, variables: &[(&str, &str)]) -> Result<Str
     // Two cases share the cores: waiting threads must sleep. Panics are expected: no need to unwind the stack for each.
     command.env("RUST_BACKTRACE", "0");
     command.env("OMP_WAIT_POLICY", "passive");
+    // Where a debugger is installed, ggml's abort starts one, which may take minutes to say what nobody reads here.
+    command.env("GGML_NO_BACKTRACE", "1");
     command.envs(variables.iter().copied());
     let output = command.output().expect("coreutils' timeout runs");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

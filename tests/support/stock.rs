@@ -74,6 +74,8 @@ pub fn command(path: &Path, side: Side<'_>) -> Command {
     command.env("LD_PRELOAD", preloaded("support/flush_log"));
     // Two busy OpenMP teams on two cores spin against each other; waiting threads that sleep give the same results.
     command.env("OMP_WAIT_POLICY", "passive");
+    // Where a debugger is installed, ggml's abort starts one, which may take minutes to say what nobody reads here.
+    command.env("GGML_NO_BACKTRACE", "1");
     if let Side::Plugin { keys, .. } = side {
         command.env("GGML_BACKEND_PATH", plugin()).env("GGML_MOE", keys);
     }
