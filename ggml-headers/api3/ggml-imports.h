@@ -48,7 +48,8 @@ typedef size_t (*fn_ggml_backend_buffer_get_size)(ggml_backend_buffer_t buffer);
 typedef enum ggml_backend_buffer_usage (*fn_ggml_backend_buffer_get_usage)(ggml_backend_buffer_t buffer);
 typedef ggml_backend_buffer_type_t (*fn_ggml_backend_buffer_get_type)(ggml_backend_buffer_t buffer);
 
-/* Tensor data, through the buffer that the tensor names. */
+/* Tensor data, through the buffer that the tensor names. The two for rows are not there in layout "api 2 of 2025". */
+typedef void (*fn_ggml_backend_tensor_set)(struct ggml_tensor * tensor, const void * data, size_t offset, size_t size);
 typedef void (*fn_ggml_backend_tensor_get)(const struct ggml_tensor * tensor, void * data, size_t offset, size_t size);
 typedef void (*fn_ggml_backend_tensor_memset)(struct ggml_tensor * tensor, uint8_t value, size_t offset, size_t size);
 typedef void (*fn_ggml_backend_tensor_set_2d)(struct ggml_tensor * tensor, const void * data, size_t offset, size_t size,

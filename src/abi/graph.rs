@@ -2,11 +2,12 @@
 //!
 //! Owns: the mirror of ggml's private graph struct, its self-check, and the two ways to hand a part of a graph to the inner
 //! backend: a view that shares the host's tables (fusion works), or a graph built by public functions (it does not).
-//! Invariants: the mirror is used only if [`check_layout`] passed; a part never outlives the host's graph.
+//! Invariants: the mirror is used only if [`examine`] passed; a part never outlives the host's graph.
 //! Threads: the thread that runs the slot.
 
 use core::ffi::c_int;
 use core::marker::PhantomData;
+use core::mem::offset_of;
 use core::ops::Range;
 use core::ptr::NonNull;
 use std::collections::HashMap;
@@ -67,11 +68,12 @@ impl<'a> Graph<'a> {
 
     /// The host's id of the graph; 0 if it has none or if graphs are not read through the mirror.
     pub(crate) fn uid(&self) -> u64 {
-        match host().graphs {
-            // SAFETY: the mirror passed its check at start; a valid graph.
-            GraphMode::View => unsafe { (*self.as_ptr()).uid },
-            GraphMode::AddNode => 0,
+        let host = host();
+        if host.graphs == GraphMode::AddNode || !host.graph_facts.has_uid {
+            return 0;
         }
+        // SAFETY: the mirror passed its check at start and this host's graphs have the field; a valid graph.
+        unsafe { (*self.as_ptr()).uid }
     }
 
     /// The key under which a plan of this graph may be kept.
@@ -92,7 +94,7 @@ impl<'a> Graph<'a> {
 
     fn view(&self, range: &Range<usize>, uid: u64) -> Part<'a> {
         // SAFETY: the mirror passed its check; a valid graph.
-        let whole = unsafe { *self.as_ptr() };
+        let whole = unsafe { read_mirror(self.as_ptr(), host().graph_facts.has_uid) };
         let nodes = whole.nodes.wrapping_add(range.start);
         let part = api3::ggml_cgraph {
             size: 0,
@@ -208,10 +210,39 @@ fn kind(node: Tensor<'_>, expert_weight: &dyn Fn(Tensor<'_>) -> Option<ExpertWei
     }
 }
 
-/// Whether ggml's private graph struct looks as the mirror says, tried on a graph of our own: `c = a + b`.
+/// What a host's graphs are like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct GraphFacts {
+    /// The mirror fits, so that parts can be handed on as views.
+    pub(super) fits: bool,
+    /// Graphs have an id (since 2026-04-16).
+    pub(super) has_uid: bool,
+    /// Nodes that are to be computed carry a flag; in older releases every node is computed.
+    pub(super) has_compute_flag: bool,
+}
+
+/// The private struct of a graph. Without an id it ends before that field.
 ///
-/// Checks the counts, the node array, the hash set and the use counts, that is every field that a view shares.
-pub(super) fn check_layout(api: &Imports) -> bool {
+/// # Safety
+/// `graph` is a valid graph whose layout the mirror has, with or without the id.
+unsafe fn read_mirror(graph: *const api3::ggml_cgraph, has_uid: bool) -> api3::ggml_cgraph {
+    if has_uid {
+        // SAFETY: the caller's contract.
+        return unsafe { graph.read() };
+    }
+    let mut mirror = core::mem::MaybeUninit::<api3::ggml_cgraph>::zeroed();
+    let bytes = offset_of!(api3::ggml_cgraph, uid);
+    // SAFETY: the caller's contract: everything in front of the id is there; the target is larger.
+    unsafe { core::ptr::copy_nonoverlapping(graph.cast::<u8>(), mirror.as_mut_ptr().cast::<u8>(), bytes) };
+    // SAFETY: pointers and integers, for which zeros are a value.
+    unsafe { mirror.assume_init() }
+}
+
+/// What this host's graphs are like, tried on a graph of our own: `c = a + b`.
+///
+/// Checks the counts, the node array, the hash set and the use counts, that is every field that a view shares, and the size of
+/// the struct.
+pub(super) fn examine(api: &Imports) -> GraphFacts {
     const NODES: usize = 5;
     // SAFETY: a pure function.
     let graph_bytes = unsafe { (api.ggml_graph_overhead_custom)(NODES, false) };
@@ -225,15 +256,15 @@ pub(super) fn check_layout(api: &Imports) -> bool {
     // SAFETY: no preconditions; null on failure.
     let context = unsafe { (api.ggml_init)(params) };
     if context.is_null() {
-        return false;
+        return GraphFacts::default();
     }
-    let good = check_with(api, context, NODES).unwrap_or(false);
+    let facts = examine_in(api, context, NODES).unwrap_or_default();
     // SAFETY: made above, freed once.
     unsafe { (api.ggml_free)(context) };
-    good
+    facts
 }
 
-fn check_with(api: &Imports, context: *mut api3::ggml_context, size: usize) -> Option<bool> {
+fn examine_in(api: &Imports, context: *mut api3::ggml_context, size: usize) -> Option<GraphFacts> {
     // SAFETY: a valid context with room for it.
     let a = NonNull::new(unsafe { (api.ggml_new_tensor_3d)(context, api3::GGML_TYPE_F32, 4, 1, 1) })?;
     // SAFETY: as above.
@@ -244,21 +275,31 @@ fn check_with(api: &Imports, context: *mut api3::ggml_context, size: usize) -> O
     let graph = NonNull::new(unsafe { (api.ggml_new_graph_custom)(context, size, false) })?;
     // SAFETY: a valid graph with room for the node, and a valid tensor.
     unsafe { (api.ggml_build_forward_expand)(graph.as_ptr(), c.as_ptr()) };
+    // SAFETY: a valid tensor; the probe has checked the place of its flags.
+    let flags = unsafe { (*c.as_ptr()).flags };
+    let has_compute_flag = flags.cast_unsigned() & api3::GGML_TENSOR_FLAG_COMPUTE != 0;
+    let unknown = GraphFacts { has_compute_flag, ..GraphFacts::default() };
     // SAFETY: a valid graph.
     let nodes = unsafe { (api.ggml_graph_nodes)(graph.as_ptr()) };
     // SAFETY: a valid graph.
     let real_size = unsafe { (api.ggml_graph_size)(graph.as_ptr()) };
-    // SAFETY: the graph object is followed by its own arrays inside the context's memory (graph_overhead_custom), so reading
-    // the size of the mirror stays inside it whatever the real layout.
-    let mirror = unsafe { graph.as_ptr().read() };
+    // The arrays of a graph lie behind its struct, the nodes first, so that their place tells how large the struct is.
+    let struct_bytes = nodes.addr().wrapping_sub(graph.addr().get());
+    let has_uid = struct_bytes == size_of::<api3::ggml_cgraph>();
+    if !has_uid && struct_bytes != offset_of!(api3::ggml_cgraph, uid) {
+        return Some(unknown);
+    }
+    // SAFETY: the struct has one of the two sizes that the mirror knows.
+    let mirror = unsafe { read_mirror(graph.as_ptr(), has_uid) };
     let head = mirror.size == real_size && mirror.n_nodes == 1 && mirror.n_leafs == 2 && mirror.nodes == nodes;
     let tail = mirror.order == api3::GGML_CGRAPH_EVAL_ORDER_LEFT_TO_RIGHT && mirror.uid == 0;
     let set = &mirror.visited_hash_set;
     if !(head && tail && (3..=4096).contains(&set.size) && !set.keys.is_null() && !mirror.use_counts.is_null()) {
-        return Some(false);
+        return Some(unknown);
     }
     let uses = |tensor: NonNull<api3::ggml_tensor>| use_count(&mirror, tensor);
-    Some(uses(a) == Some(1) && uses(b) == Some(1) && uses(c) == Some(0))
+    let fits = uses(a) == Some(1) && uses(b) == Some(1) && uses(c) == Some(0);
+    Some(GraphFacts { fits, has_uid: fits && has_uid, has_compute_flag })
 }
 
 /// The use count of a tensor, found the way ggml does: address / 16 modulo the size, then linear probing.
@@ -268,7 +309,7 @@ fn use_count(mirror: &api3::ggml_cgraph, tensor: NonNull<api3::ggml_tensor>) -> 
     for step in 0..set.size {
         let slot = (start + step) % set.size;
         let word = set.used.wrapping_add(slot / 32);
-        // SAFETY: `check_with` found the tables to be set and the size to be plausible; the bit set has a bit per slot.
+        // SAFETY: `examine_in` found the tables to be set and the size to be plausible; the bit set has a bit per slot.
         let used = unsafe { word.read() } >> (slot % 32) & 1 == 1;
         if !used {
             return None;

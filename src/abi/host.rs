@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use core::ffi::CStr;
 
 use super::gen_api3 as api3;
+use super::graph::GraphFacts;
 use super::imports::Imports;
 use super::layout::Layout;
 use super::ops::Ops;
@@ -24,6 +25,7 @@ pub(crate) struct Host {
     pub(super) ops: Ops,
     /// How parts of a graph can be handed on; views only if the layout of graphs passed its check.
     pub(crate) graphs: GraphMode,
+    pub(super) graph_facts: GraphFacts,
 }
 
 static HOST: OnceLock<Host> = OnceLock::new();

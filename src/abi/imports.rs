@@ -101,10 +101,9 @@ imports! {
         ggml_backend_buffer_get_size: fn_ggml_backend_buffer_get_size,
         ggml_backend_buffer_get_usage: fn_ggml_backend_buffer_get_usage,
         ggml_backend_buffer_get_type: fn_ggml_backend_buffer_get_type,
+        ggml_backend_tensor_set: fn_ggml_backend_tensor_set,
         ggml_backend_tensor_get: fn_ggml_backend_tensor_get,
         ggml_backend_tensor_memset: fn_ggml_backend_tensor_memset,
-        ggml_backend_tensor_set_2d: fn_ggml_backend_tensor_set_2d,
-        ggml_backend_tensor_get_2d: fn_ggml_backend_tensor_get_2d,
         ggml_backend_tensor_set_async: fn_ggml_backend_tensor_set_async,
         ggml_backend_tensor_get_async: fn_ggml_backend_tensor_get_async,
         ggml_backend_buffer_copy_tensor: fn_ggml_backend_buffer_copy_tensor,
@@ -140,6 +139,8 @@ imports! {
         ggml_build_forward_expand: fn_ggml_build_forward_expand,
     }
     optional {
+        ggml_backend_tensor_set_2d: fn_ggml_backend_tensor_set_2d,
+        ggml_backend_tensor_get_2d: fn_ggml_backend_tensor_get_2d,
         ggml_log_internal: fn_ggml_log_internal,
     }
 }
@@ -209,6 +210,7 @@ mod tests {
         assert!(missing.len() > 50);
         assert!(missing.contains(&"ggml_backend_buffer_init"));
         assert!(!missing.contains(&"ggml_log_internal"), "the log is optional");
+        assert!(!missing.contains(&"ggml_backend_tensor_set_2d"), "older layouts have no copies of rows");
         let all_but_one = |name: &CStr| {
             if name == c"ggml_op_name" { core::ptr::null_mut() } else { core::ptr::dangling_mut::<c_void>() }
         };

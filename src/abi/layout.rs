@@ -8,13 +8,15 @@
 use core::ffi::{c_int, c_void};
 use core::mem::{offset_of, size_of};
 
+use super::gen_api2 as api2;
+use super::gen_api2_2025 as api2_2025;
 use super::gen_api3 as api3;
 
 macro_rules! tables {
     ($($(#[$doc:meta])* $name:ident { $($slot:ident),* $(,)? })*) => {
         $(
             $(#[$doc])*
-            #[derive(Debug)]
+            #[derive(Clone, Copy, Debug)]
             pub(crate) struct $name {
                 $(pub(crate) $slot: Option<usize>,)*
             }
@@ -47,7 +49,7 @@ tables! {
 }
 
 /// Where an object keeps its vtable and its fields, by byte offset.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct ObjectShape {
     pub(crate) size: usize,
     pub(crate) iface: usize,
@@ -59,6 +61,7 @@ pub(crate) struct ObjectShape {
 }
 
 /// Everything of one layout.
+#[derive(Clone, Copy)]
 pub(crate) struct Layout {
     /// Named in the log and in docs/hosts.md.
     pub(crate) name: &'static str,
@@ -151,7 +154,7 @@ macro_rules! shape {
 }
 
 /// Layout of llama.cpp b11434 (ggml 0.26.0).
-pub(crate) static API3: Layout = Layout {
+const API3: Layout = Layout {
     name: "api 3",
     api_version: 3,
     reg: shape!(api3::ggml_backend_reg, api3::ggml_backend_reg_i, None),
@@ -235,8 +238,92 @@ pub(crate) static API3: Layout = Layout {
     buffer_init: buffer_init::<api3::ggml_backend_buffer_i>,
 };
 
-/// Every layout that the plugin can serve.
-pub(crate) static LAYOUTS: &[&Layout] = &[&API3];
+/// Layout of llama.cpp b10434 (ggml 0.20.0) and of what came after 2026-04-09 with api version 2: buffer types know no lists of
+/// tensors.
+const API2: Layout = Layout {
+    name: "api 2",
+    api_version: 2,
+    buffer_type: shape!(
+        api2::ggml_backend_buffer_type,
+        api2::ggml_backend_buffer_type_i,
+        Some(offset_of!(api2::ggml_backend_buffer_type, device))
+    ),
+    buffer_type_slots: BufferTypeTable {
+        get_name: Some(offset_of!(api2::ggml_backend_buffer_type_i, get_name)),
+        alloc_buffer: Some(offset_of!(api2::ggml_backend_buffer_type_i, alloc_buffer)),
+        get_alignment: Some(offset_of!(api2::ggml_backend_buffer_type_i, get_alignment)),
+        get_max_size: Some(offset_of!(api2::ggml_backend_buffer_type_i, get_max_size)),
+        get_alloc_size: Some(offset_of!(api2::ggml_backend_buffer_type_i, get_alloc_size)),
+        get_alloc_size_n: None,
+        is_host: Some(offset_of!(api2::ggml_backend_buffer_type_i, is_host)),
+    },
+    backend_guid: offset_of!(api2::ggml_backend, guid),
+    backend: shape!(api2::ggml_backend, api2::ggml_backend_i, Some(offset_of!(api2::ggml_backend, device))),
+    backend_slots: row!(
+        BackendTable,
+        api2::ggml_backend_i {
+            get_name,
+            free,
+            set_tensor_async,
+            get_tensor_async,
+            cpy_tensor_async,
+            synchronize,
+            graph_compute,
+            event_record,
+            event_wait,
+            graph_optimize,
+        }
+    ),
+    ..API3
+};
+
+/// Layout of ggml 0.9.4 to 0.9.11, before 2026-04-09: no copies of rows.
+const API2_2025: Layout = Layout {
+    name: "api 2 of 2025",
+    buffer: shape!(api2_2025::ggml_backend_buffer, api2_2025::ggml_backend_buffer_i, None),
+    buffer_slots: BufferTable {
+        free_buffer: Some(offset_of!(api2_2025::ggml_backend_buffer_i, free_buffer)),
+        get_base: Some(offset_of!(api2_2025::ggml_backend_buffer_i, get_base)),
+        init_tensor: Some(offset_of!(api2_2025::ggml_backend_buffer_i, init_tensor)),
+        memset_tensor: Some(offset_of!(api2_2025::ggml_backend_buffer_i, memset_tensor)),
+        set_tensor: Some(offset_of!(api2_2025::ggml_backend_buffer_i, set_tensor)),
+        get_tensor: Some(offset_of!(api2_2025::ggml_backend_buffer_i, get_tensor)),
+        set_tensor_2d: None,
+        get_tensor_2d: None,
+        cpy_tensor: Some(offset_of!(api2_2025::ggml_backend_buffer_i, cpy_tensor)),
+        clear: Some(offset_of!(api2_2025::ggml_backend_buffer_i, clear)),
+        reset: Some(offset_of!(api2_2025::ggml_backend_buffer_i, reset)),
+    },
+    buffer_buft: offset_of!(api2_2025::ggml_backend_buffer, buft),
+    buffer_size: offset_of!(api2_2025::ggml_backend_buffer, size),
+    backend_guid: offset_of!(api2_2025::ggml_backend, guid),
+    backend: shape!(
+        api2_2025::ggml_backend,
+        api2_2025::ggml_backend_i,
+        Some(offset_of!(api2_2025::ggml_backend, device))
+    ),
+    backend_slots: row!(
+        BackendTable,
+        api2_2025::ggml_backend_i {
+            get_name,
+            free,
+            set_tensor_async,
+            get_tensor_async,
+            cpy_tensor_async,
+            synchronize,
+            graph_compute,
+            event_record,
+            event_wait,
+            graph_optimize,
+        }
+    ),
+    buffer_init: buffer_init::<api2_2025::ggml_backend_buffer_i>,
+    ..API2
+};
+
+/// Every layout that the plugin can serve. The older rows are tried first: a larger object can be read as a smaller one, but not the other
+/// way round.
+pub(crate) static LAYOUTS: &[&Layout] = &[&API2_2025, &API2, &API3];
 
 /// Calls `ggml_backend_buffer_init` with a vtable of type `Iface` by value.
 ///

@@ -1,6 +1,6 @@
 //! The boundary with ggml: the only module that names upstream's types.
 //!
-//! Owns: the struct layouts ([`layout`], `gen_api3`), the choice among them ([`probe`]), the host's functions ([`mod@imports`]),
+//! Owns: the struct layouts ([`layout`], the generated `gen_*`), the choice among them ([`probe`]), the host's functions ([`mod@imports`]),
 //! op numbers by name ([`ops`]), tagged handles ([`handle`]), the panic boundary ([`boundary`]), views of tensors and graphs
 //! ([`tensor`], [`graph`]), wrappers of the inner device's objects ([`inner`]) and the functions that the host calls ([`slots`]).
 //! Invariants: nothing unwinds out of it; no number of the host is trusted before the probe confirmed it.
@@ -10,6 +10,22 @@
 #![expect(unsafe_code, reason = "this module is the C boundary; every block says what it relies on")]
 
 pub(crate) mod boundary;
+#[path = "gen/api2.rs"]
+#[rustfmt::skip]
+#[expect(
+    non_camel_case_types,
+    dead_code,
+    reason = "generated; only the places of the fields are used"
+)]
+mod gen_api2;
+#[path = "gen/api2_2025.rs"]
+#[rustfmt::skip]
+#[expect(
+    non_camel_case_types,
+    dead_code,
+    reason = "generated; only the places of the fields are used"
+)]
+mod gen_api2_2025;
 #[path = "gen/api3.rs"]
 #[rustfmt::skip]
 #[expect(

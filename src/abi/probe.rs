@@ -10,7 +10,7 @@ use core::mem::offset_of;
 use core::ptr::NonNull;
 
 use super::gen_api3 as api3;
-use super::graph::check_layout;
+use super::graph::examine;
 use super::host::Host;
 use super::imports::{Imports, host_symbol};
 use super::layout::{LAYOUTS, Layout, field};
@@ -55,8 +55,11 @@ pub(crate) fn probe(graphs: Option<GraphMode>) -> Result<Host, Refusal> {
     }
     let layout = choose(&api)?;
     let ops = Ops::resolve(&|number| op_name(&api, number)).map_err(Refusal::MissingOps)?;
-    let graphs = graphs.unwrap_or(if check_layout(&api) { GraphMode::View } else { GraphMode::AddNode });
-    Ok(Host { api, layout, ops, graphs })
+    let graph_facts = examine(&api);
+    let known = if graph_facts.fits { GraphMode::View } else { GraphMode::AddNode };
+    // A view of a graph whose struct is not known would be read wrong, so the test key chooses only downwards.
+    let graphs = if graphs == Some(GraphMode::AddNode) { GraphMode::AddNode } else { known };
+    Ok(Host { api, layout, ops, graphs, graph_facts })
 }
 
 fn op_name(api: &Imports, number: u32) -> Option<&'static CStr> {

@@ -87,7 +87,8 @@ impl<'a> Tensor<'a> {
 
     /// Whether a backend has to run this node at all.
     pub(crate) fn is_computed(&self) -> bool {
-        self.raw().flags.cast_unsigned() & api3::GGML_TENSOR_FLAG_COMPUTE != 0
+        let flagged = self.raw().flags.cast_unsigned() & api3::GGML_TENSOR_FLAG_COMPUTE != 0;
+        flagged || !host().graph_facts.has_compute_flag
     }
 
     /// Bytes from the first to behind the last element, strides included.

@@ -10,7 +10,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 tools=${GGML_MOE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ggml-moe}/tools
 version=0.73.2
-layouts=(api3)
+layouts=(api3 api2 api2-2025)
 bindgen=$tools/bin/bindgen
 
 case ${1:-} in
@@ -35,8 +35,11 @@ fi
 no_default='ggml_(backend_)?(tensor|hash_set|cgraph|init_params|feature|event|dev_props|buffer|buffer_type|device|reg|graph_optimize_params)'
 
 generate() { # layout
-  "$bindgen" "$root/ggml-headers/$1/ggml-imports.h" \
-    --allowlist-item '(fn_)?(ggml|GGML)_.*' \
+  # Only the newest layout declares functions and what all have in common; of the others, the structs that differ.
+  local header=$root/ggml-headers/$1/ggml-imports.h items='(fn_)?(ggml|GGML)_.*'
+  [ -f "$header" ] || header=$root/ggml-headers/$1/ggml-abi.h items='ggml_backend(_buffer)?(_type)?(_i)?|GGML_BACKEND_API_VERSION'
+  "$bindgen" "$header" \
+    --allowlist-item "$items" \
     --default-enum-style consts --no-prepend-enum-name --no-layout-tests --disable-header-comment \
     --with-derive-default --no-default "$no_default" --no-default ggml_backend \
     --use-core --rust-target 1.85 --rust-edition 2024 \
@@ -48,10 +51,11 @@ generate() { # layout
 
 status=0
 for layout in "${layouts[@]}"; do
-  generate "$layout" > "$out/$layout.rs"
+  file=${layout//-/_}.rs
+  generate "$layout" > "$out/$file"
   if [ "$out" != "$root/src/abi/gen" ]; then
-    diff -u --label "src/abi/gen/$layout.rs (committed)" --label "src/abi/gen/$layout.rs (from the headers)" \
-      "$root/src/abi/gen/$layout.rs" "$out/$layout.rs" || status=1
+    diff -u --label "src/abi/gen/$file (committed)" --label "src/abi/gen/$file (from the headers)" \
+      "$root/src/abi/gen/$file" "$out/$file" || status=1
   fi
 done
 [ "$status" = 0 ] || echo "bindings: the committed bindings are not what the headers give; run tests/gen/bindings.sh" >&2

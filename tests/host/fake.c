@@ -221,17 +221,22 @@ static uint64_t hash_graph(const struct ggml_cgraph * graph) {
 /* The CUDA backend compares nothing when the id of a graph with the same first node is the one that it has recorded. */
 static void check_replay(struct stream * stream, const struct ggml_cgraph * graph) {
     const uint64_t hash = hash_graph(graph);
+#if HOST_HAS_ROWS
+    const uint64_t uid = graph->uid;
+#else
+    const uint64_t uid = 0;
+#endif
     struct replay * replay = NULL;
     for (int i = 0; i < stream->n_replays; i++) {
         replay = stream->replays[i].first == graph->nodes[0] ? &stream->replays[i] : replay;
     }
     if (replay == NULL) {
         replay = &stream->replays[stream->n_replays < 64 ? stream->n_replays++ : 0];
-    } else if (graph->uid != 0 && graph->uid == replay->uid) {
+    } else if (uid != 0 && uid == replay->uid) {
         CHECK(graph->n_nodes == replay->n_nodes, "one id for graphs of %d and %d nodes", replay->n_nodes, graph->n_nodes);
         CHECK(hash == replay->hash, "one id for two graphs that differ");
     }
-    *replay = (struct replay) { graph->nodes[0], graph->uid, hash, graph->n_nodes };
+    *replay = (struct replay) { graph->nodes[0], uid, hash, graph->n_nodes };
 }
 
 static void check_operand(const struct ggml_tensor * node, const struct ggml_tensor * t) {
@@ -274,6 +279,7 @@ static void event_record(ggml_backend_t backend, ggml_backend_event_t event) {
 }
 
 /* Asks for the longest life of the first result, as the CUDA backend does for operands of fused kernels. */
+#if HOST_HAS_PARAMS
 static void graph_optimize(ggml_backend_t backend, struct ggml_cgraph * graph,
                            struct ggml_backend_graph_optimize_params * params) {
     (void) backend;
@@ -281,6 +287,11 @@ static void graph_optimize(ggml_backend_t backend, struct ggml_cgraph * graph,
         params->add_alloc_dep(params->user_data, graph->nodes[0], graph->nodes[graph->n_nodes - 1]);
     }
 }
+#else
+static void graph_optimize(ggml_backend_t backend, struct ggml_cgraph * graph) {
+    (void) backend, (void) graph;
+}
+#endif
 
 /* The device and its reg. */
 

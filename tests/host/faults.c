@@ -49,8 +49,10 @@ static struct world make_world(ggml_backend_reg_t reg, bool experts) {
     }
     w.graph = ggml_new_graph(w.ctx);
     ggml_build_forward_expand(w.graph, w.other);
+#if HOST_HAS_PARAMS
     static struct ggml_backend_graph_optimize_params optimize;
     w.optimize = &optimize;
+#endif
     return w;
 }
 
@@ -136,12 +138,16 @@ void case_bounds(void) {
             log_forget();
             i->set_tensor(w->buffer, w->tensor, data, past[k], 32);
             i->memset_tensor(w->buffer, w->tensor, 1, past[k], 32);
+#if HOST_HAS_ROWS
             i->set_tensor_2d(w->buffer, w->tensor, data, 0, 32, 2, past[k], 32);
+#endif
             memset(data, 0xab, sizeof(data));
             i->get_tensor(w->buffer, w->tensor, data, past[k], 32);
             CHECK(data[0] == 0 && data[31] == 0 && data[32] == 0xab, "a refused read must give zeros");
+#if HOST_HAS_ROWS
             i->get_tensor_2d(w->buffer, w->tensor, data, 0, 32, 2, past[k], 32);
-            CHECK(log_count("ggml-moe: buffer.", "outside") == 5, "offset %zu: each refusal must be told", past[k]);
+#endif
+            CHECK(log_count("ggml-moe: buffer.", "outside") == (HOST_HAS_ROWS ? 5 : 3), "offset %zu: each refusal must be told", past[k]);
         }
         CHECK(w->backend_i.graph_compute(w->backend, w->graph) == GGML_STATUS_FAILED, "a graph ran over lost writes");
         ggml_backend_free(w->backend);

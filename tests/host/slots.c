@@ -64,14 +64,18 @@ static struct outcome device_get_props(struct world * w) {
     struct ggml_backend_dev_props props;
     memset(&props, 0, sizeof(props)); /* as ggml_backend_dev_get_props does */
     w->device_i.get_props(w->device, w->text != NULL ? &props : NULL);
-    CHECK(!props.caps.async && !props.caps.events && !props.caps.buffer_from_host_ptr && !props.caps.mmap_support,
-          "a failed get_props promises something");
+    CHECK(!props.caps.async && !props.caps.events && !props.caps.buffer_from_host_ptr, "a failed get_props promises something");
+#if HOST_HAS_ROWS
+    CHECK(!props.caps.mmap_support, "a failed get_props promises mapping");
+#endif
     return (struct outcome) { .kind = GAVE_NOTHING };
 }
 
 SLOT(buffer_type, get_name, NAME(w->buffer_type_i.get_name(w->buffer_type)))
 SLOT(buffer_type, alloc_buffer, POINTER(w->buffer_type_i.alloc_buffer(w->buffer_type, 4096)))
+#if HOST_HAS_LISTS
 SLOT(buffer_type, alloc_buffer_n, POINTER(w->buffer_type_i.alloc_buffer_n(w->buffer_type, w->tensor ? &w->tensor : NULL, 1)))
+#endif
 SLOT(buffer_type, get_alignment, SIZE(w->buffer_type_i.get_alignment(w->buffer_type)))
 SLOT(buffer_type, get_max_size, SIZE(w->buffer_type_i.get_max_size(w->buffer_type)))
 
@@ -95,6 +99,7 @@ static struct outcome buffer_type_get_alloc_size(struct world * w) {
     return (struct outcome) { .kind = GAVE_NOTHING };
 }
 
+#if HOST_HAS_LISTS
 static bool buffer_type_has_get_alloc_size_n(const struct world * w) {
     return w->buffer_type_i.get_alloc_size_n != NULL;
 }
@@ -105,6 +110,7 @@ static struct outcome buffer_type_get_alloc_size_n(struct world * w) {
     w->buffer_type_i.get_alloc_size_n(w->buffer_type, w->tensor != NULL ? &w->tensor : none, 1);
     return (struct outcome) { .kind = GAVE_NOTHING };
 }
+#endif
 
 /* The host asserts that a buffer has a base: kept as well. */
 static bool buffer_has_get_base(const struct world * w) {
@@ -121,8 +127,10 @@ SLOT(buffer, init_tensor, STATUS(w->buffer_i.init_tensor(w->buffer, w->tensor)))
 SLOT(buffer, memset_tensor, NOTHING(w->buffer_i.memset_tensor(w->buffer, w->tensor, 1, 0, N_BYTES)))
 SLOT(buffer, set_tensor, NOTHING(w->buffer_i.set_tensor(w->buffer, w->tensor, w->data, 0, N_BYTES)))
 SLOT(buffer, get_tensor, NOTHING(w->buffer_i.get_tensor(w->buffer, w->tensor, w->data, 0, N_BYTES)))
+#if HOST_HAS_ROWS
 SLOT(buffer, set_tensor_2d, NOTHING(w->buffer_i.set_tensor_2d(w->buffer, w->tensor, w->data, 0, 8, 4, 16, 16)))
 SLOT(buffer, get_tensor_2d, NOTHING(w->buffer_i.get_tensor_2d(w->buffer, w->tensor, w->data, 0, 8, 4, 16, 16)))
+#endif
 SLOT(buffer, cpy_tensor, BOOL(w->buffer_i.cpy_tensor(w->buffer, w->tensor, w->other)))
 SLOT(buffer, clear, NOTHING(w->buffer_i.clear(w->buffer, 0)))
 SLOT(buffer, reset, NOTHING(w->buffer_i.reset(w->buffer)))
@@ -131,14 +139,20 @@ SLOT(backend, get_name, NAME(w->backend_i.get_name(w->backend)))
 SLOT(backend, free, NOTHING(w->backend_i.free(w->backend)))
 SLOT(backend, set_tensor_async, NOTHING(w->backend_i.set_tensor_async(w->backend, w->tensor, w->data, 0, N_BYTES)))
 SLOT(backend, get_tensor_async, NOTHING(w->backend_i.get_tensor_async(w->backend, w->tensor, w->data, 0, N_BYTES)))
+#if HOST_HAS_ROWS
 SLOT(backend, set_tensor_2d_async, NOTHING(w->backend_i.set_tensor_2d_async(w->backend, w->tensor, w->data, 0, 8, 4, 16, 16)))
 SLOT(backend, get_tensor_2d_async, NOTHING(w->backend_i.get_tensor_2d_async(w->backend, w->tensor, w->data, 0, 8, 4, 16, 16)))
+#endif
 SLOT(backend, cpy_tensor_async, BOOL(w->backend_i.cpy_tensor_async(w->backend, w->backend, w->tensor, w->other)))
 SLOT(backend, synchronize, NOTHING(w->backend_i.synchronize(w->backend)))
 SLOT(backend, graph_compute, STATUS(w->backend_i.graph_compute(w->backend, w->graph)))
 SLOT(backend, event_record, NOTHING(w->backend_i.event_record(w->backend, w->event)))
 SLOT(backend, event_wait, NOTHING(w->backend_i.event_wait(w->backend, w->event)))
+#if HOST_HAS_PARAMS
 SLOT(backend, graph_optimize, NOTHING(w->backend_i.graph_optimize(w->backend, w->graph, w->optimize)))
+#else
+SLOT(backend, graph_optimize, NOTHING(w->backend_i.graph_optimize(w->backend, w->graph)))
+#endif
 
 /* Functions that llama.cpp asks a reg for by name. */
 #define PROC(proc, result)                                                                                             \
@@ -181,11 +195,15 @@ const struct slot SLOTS[] = {
     OF(device, event_synchronize, true, true),
     OF(buffer_type, get_name, false, false),
     OF(buffer_type, alloc_buffer, false, false),
+#if HOST_HAS_LISTS
     OF(buffer_type, alloc_buffer_n, false, true),
+#endif
     OF(buffer_type, get_alignment, false, false),
     OF(buffer_type, get_max_size, false, false),
     OF(buffer_type, get_alloc_size, false, true),
+#if HOST_HAS_LISTS
     OF(buffer_type, get_alloc_size_n, false, true),
+#endif
     OF(buffer_type, is_host, false, false),
     OF(buffer, free_buffer, false, false),
     OF(buffer, get_base, false, false),
@@ -193,8 +211,12 @@ const struct slot SLOTS[] = {
     OF(buffer, memset_tensor, true, true),
     OF(buffer, set_tensor, true, true),
     OF(buffer, get_tensor, true, true),
+#if HOST_HAS_ROWS
     OF(buffer, set_tensor_2d, true, true),
+#endif
+#if HOST_HAS_ROWS
     OF(buffer, get_tensor_2d, true, true),
+#endif
     OF(buffer, cpy_tensor, false, true),
     OF(buffer, clear, true, false),
     OF(buffer, reset, true, false),
@@ -202,8 +224,12 @@ const struct slot SLOTS[] = {
     OF(backend, free, false, false),
     OF(backend, set_tensor_async, true, true),
     OF(backend, get_tensor_async, true, true),
+#if HOST_HAS_ROWS
     OF(backend, set_tensor_2d_async, true, true),
+#endif
+#if HOST_HAS_ROWS
     OF(backend, get_tensor_2d_async, true, true),
+#endif
     OF(backend, cpy_tensor_async, false, true),
     OF(backend, synchronize, true, false),
     OF(backend, graph_compute, false, true),
@@ -249,7 +275,7 @@ void check_failure(const char * slot, struct outcome outcome) {
             CHECK(outcome.as.size == 0, "%s gave %zu", slot, outcome.as.size);
             break;
         case GAVE_TYPE:
-            CHECK(outcome.as.type >= 0 && outcome.as.type <= GGML_BACKEND_DEVICE_TYPE_META, "%s gave %d", slot, outcome.as.type);
+            CHECK(outcome.as.type >= 0 && outcome.as.type <= GGML_BACKEND_DEVICE_TYPE_ACCEL, "%s gave %d", slot, outcome.as.type);
             break;
     }
 }

@@ -616,6 +616,9 @@ pub type fn_ggml_backend_buffer_get_usage =
     ::core::option::Option<unsafe extern "C" fn(buffer: ggml_backend_buffer_t) -> ggml_backend_buffer_usage>;
 pub type fn_ggml_backend_buffer_get_type =
     ::core::option::Option<unsafe extern "C" fn(buffer: ggml_backend_buffer_t) -> ggml_backend_buffer_type_t>;
+pub type fn_ggml_backend_tensor_set = ::core::option::Option<
+    unsafe extern "C" fn(tensor: *mut ggml_tensor, data: *const ::core::ffi::c_void, offset: usize, size: usize),
+>;
 pub type fn_ggml_backend_tensor_get = ::core::option::Option<
     unsafe extern "C" fn(tensor: *const ggml_tensor, data: *mut ::core::ffi::c_void, offset: usize, size: usize),
 >;

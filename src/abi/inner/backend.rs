@@ -194,7 +194,8 @@ impl Backend {
         params: *mut api3::ggml_backend_graph_optimize_params,
     ) {
         if let Some(slot) = self.slot(host().layout.backend_slots.graph_optimize) {
-            // SAFETY: the slot of this name has this type in layout api 3, the only one with this entry so far.
+            // SAFETY: the slot of this name has this type, or this type without the last parameter, which the C calling conventions
+            // of all supported machines then ignore.
             let optimize = unsafe { core::mem::transmute::<AnyFn, OptimizeFn>(slot) };
             // SAFETY: a valid backend and graph; the rest is the caller's contract.
             unsafe { optimize(self.as_ptr(), graph.as_ptr(), params) };

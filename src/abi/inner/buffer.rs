@@ -163,9 +163,16 @@ impl Passport {
     /// This names a real buffer of the inner device and every row of the target lies in it; every row of the source is readable.
     pub(crate) unsafe fn write(self, address: usize, source: *const c_void, rows: Rows) {
         let mut shim = self.shim(address, rows.extent());
-        let set = host().api.ggml_backend_tensor_set_2d;
-        // SAFETY: the shim spans exactly the rows; the rest is the caller's contract.
-        unsafe { set(&raw mut shim, source, 0, rows.size, rows.count, rows.stride, rows.host_stride) };
+        let api = &host().api;
+        if let Some(set) = api.ggml_backend_tensor_set_2d {
+            // SAFETY: the shim spans exactly the rows; the rest is the caller's contract.
+            return unsafe { set(&raw mut shim, source, 0, rows.size, rows.count, rows.stride, rows.host_stride) };
+        }
+        for row in 0..rows.count {
+            let source = source.wrapping_byte_add(row * rows.host_stride);
+            // SAFETY: as above, row by row.
+            unsafe { (api.ggml_backend_tensor_set)(&raw mut shim, source, row * rows.stride, rows.size) };
+        }
     }
 
     /// Copies rows to the host through ggml.
@@ -174,9 +181,16 @@ impl Passport {
     /// As for [`Passport::write`], the other way round.
     pub(crate) unsafe fn read(self, address: usize, target: *mut c_void, rows: Rows) {
         let shim = self.shim(address, rows.extent());
-        let get = host().api.ggml_backend_tensor_get_2d;
-        // SAFETY: the shim spans exactly the rows; the rest is the caller's contract.
-        unsafe { get(&raw const shim, target, 0, rows.size, rows.count, rows.stride, rows.host_stride) };
+        let api = &host().api;
+        if let Some(get) = api.ggml_backend_tensor_get_2d {
+            // SAFETY: the shim spans exactly the rows; the rest is the caller's contract.
+            return unsafe { get(&raw const shim, target, 0, rows.size, rows.count, rows.stride, rows.host_stride) };
+        }
+        for row in 0..rows.count {
+            let target = target.wrapping_byte_add(row * rows.host_stride);
+            // SAFETY: as above, row by row.
+            unsafe { (api.ggml_backend_tensor_get)(&raw const shim, target, row * rows.stride, rows.size) };
+        }
     }
 
     /// Sets bytes through ggml.

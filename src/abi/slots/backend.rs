@@ -314,6 +314,9 @@ unsafe extern "C" fn event_wait(backend: *mut api3::ggml_backend, event: *mut ap
 }
 
 /// The whole graph is forwarded once; it is cut into parts only when it runs.
+///
+/// Releases with api version 2 call this with two arguments, later ones with three, and no number tells which. The third is only passed
+/// on to the inner backend, which is of the same release and reads it only if it was passed (SAFETY.md).
 unsafe extern "C" fn graph_optimize(
     backend: *mut api3::ggml_backend,
     cgraph: *mut api3::ggml_cgraph,
