@@ -29,6 +29,8 @@ mod operations;
 mod perplexity;
 #[path = "hosts/programs.rs"]
 mod programs;
+#[path = "hosts/sides.rs"]
+mod sides;
 #[path = "hosts/state.rs"]
 mod state;
 #[path = "hosts/summary.rs"]
