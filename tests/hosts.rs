@@ -11,6 +11,8 @@
 
 mod support;
 
+#[path = "hosts/adapters.rs"]
+mod adapters;
 #[path = "hosts/architectures.rs"]
 mod architectures;
 #[path = "hosts/completions.rs"]
