@@ -19,6 +19,8 @@ mod architectures;
 mod completions;
 #[path = "hosts/devices.rs"]
 mod devices;
+#[path = "hosts/embeddings.rs"]
+mod embeddings;
 #[path = "hosts/faults.rs"]
 mod faults;
 #[path = "hosts/interrupts.rs"]
