@@ -31,6 +31,8 @@ mod load_time;
 mod operations;
 #[path = "hosts/perplexity.rs"]
 mod perplexity;
+#[path = "hosts/prediction.rs"]
+mod prediction;
 #[path = "hosts/programs.rs"]
 mod programs;
 #[path = "hosts/sides.rs"]
