@@ -35,6 +35,8 @@ mod perplexity;
 mod prediction;
 #[path = "hosts/programs.rs"]
 mod programs;
+#[path = "hosts/router.rs"]
+mod router;
 #[path = "hosts/sides.rs"]
 mod sides;
 #[path = "hosts/state.rs"]
