@@ -23,6 +23,8 @@ mod devices;
 mod embeddings;
 #[path = "hosts/faults.rs"]
 mod faults;
+#[path = "hosts/images.rs"]
+mod images;
 #[path = "hosts/interrupts.rs"]
 mod interrupts;
 #[path = "hosts/load_time.rs"]
