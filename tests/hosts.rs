@@ -37,6 +37,8 @@ mod perplexity;
 mod prediction;
 #[path = "hosts/programs.rs"]
 mod programs;
+#[path = "hosts/prompt_cache.rs"]
+mod prompt_cache;
 #[path = "hosts/router.rs"]
 mod router;
 #[path = "hosts/sides.rs"]
