@@ -19,7 +19,7 @@ use crate::support::text;
 const MODELS: [&str; 2] = ["whole", "shorter"];
 
 /// The bundled model without its last layer: other answers from the same tokenizer.
-fn shorter_model(path: &Path) {
+pub(crate) fn shorter_model(path: &Path) {
     let parts = Parts::read();
     let mut file = Model::default();
     file.copy_keys(&parts, |name| (name != "qwen3moe.block_count").then(|| name.to_owned()));

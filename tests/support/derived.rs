@@ -1,4 +1,4 @@
-//! Small GGUF files made for one test: from parts of the bundled model, from noise, or from both.
+//! Small GGUF files made for one test: from parts of another file, the bundled model for one, from noise, or from both.
 //!
 //! All contents are held in memory until the file is written. Noise has a fixed seed, so that a file is the same in every run.
 //! What a file must hold is the business of the test that makes it.
@@ -7,12 +7,12 @@ use std::fs;
 use std::path::Path;
 
 use super::fixture_model;
-use super::gguf::{Header, Tensor, Writer};
+use super::gguf::{Header, Key, Tensor, Writer};
 
 /// ggml's number of 32-bit floats.
 const F32: u32 = 0;
 
-/// The values and bytes of a block of each type that the bundled model and these files use.
+/// The values and bytes of a block of each type that the files here use.
 fn block(kind: u32) -> (u64, u64) {
     match kind {
         F32 => (1, 4),
@@ -29,7 +29,7 @@ fn size(tensor: &Tensor) -> usize {
     usize::try_from(tensor.shape.iter().product::<u64>() / values * bytes).expect("a small tensor")
 }
 
-/// The bundled model, read.
+/// A small model, read.
 pub struct Parts {
     header: Header,
     bytes: Vec<u8>,
@@ -38,9 +38,24 @@ pub struct Parts {
 impl Parts {
     /// Reads the bundled model.
     pub fn read() -> Self {
-        let path = fixture_model();
-        let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        Self { header: Header::read(&path), bytes }
+        Self::of(&fixture_model())
+    }
+
+    /// Reads any small model of the types that are known here.
+    pub fn of(path: &Path) -> Self {
+        let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Self { header: Header::read(path), bytes }
+    }
+
+    /// Its keys in file order.
+    pub fn keys(&self) -> &[Key] {
+        &self.header.keys
+    }
+
+    /// The number of a key whose name ends in this.
+    pub fn number(&self, ending: &str) -> u32 {
+        let mut found = self.keys().iter().filter(|key| key.name.ends_with(ending));
+        found.find_map(Key::number).unwrap_or_else(|| panic!("no number {ending}"))
     }
 
     /// Its tensors in file order.
@@ -63,21 +78,21 @@ pub struct Model {
 }
 
 impl Model {
-    /// Copies the keys of the bundled model for which `rename` has a name.
+    /// Copies the keys of a model for which `rename` has a name.
     pub fn copy_keys(&mut self, parts: &Parts, rename: impl Fn(&str) -> Option<String>) {
-        for key in &parts.header.keys {
+        for key in parts.keys() {
             if let Some(name) = rename(&key.name) {
                 self.keys.copy(&name, key);
             }
         }
     }
 
-    /// The tokenizer of the bundled model.
+    /// Copies the tokenizer of a model.
     pub fn copy_tokenizer(&mut self, parts: &Parts) {
         self.copy_keys(parts, |name| name.starts_with("tokenizer.").then(|| name.to_owned()));
     }
 
-    /// Copies a tensor of the bundled model under a name of the caller's.
+    /// Copies a tensor of a model under a name of the caller's.
     pub fn copy(&mut self, parts: &Parts, tensor: &Tensor, name: &str) {
         self.keys.tensor(name, tensor.kind, block(tensor.kind), &tensor.shape);
         self.contents.push(parts.contents(tensor).to_vec());

@@ -34,6 +34,25 @@ pub struct Key {
     value: Vec<u8>,
 }
 
+impl Key {
+    /// Its value, if that is an unsigned number of 32 bits.
+    pub fn number(&self) -> Option<u32> {
+        (self.kind == 4).then(|| self.value.as_slice().try_into().map(u32::from_le_bytes).ok())?
+    }
+
+    /// The same key with the last value of its list once more, if it is a list of `count` values of one size.
+    pub fn longer(&self, count: u32) -> Self {
+        let mut longer = self.clone();
+        let head = [self.value.get(..4).unwrap_or_default(), &u64::from(count).to_le_bytes()].concat();
+        if self.kind == 9 && count > 0 && self.value.starts_with(&head) && head[0] != 8 {
+            let size = (self.value.len() - head.len()) / usize::try_from(count).expect("a short list");
+            longer.value[4..12].copy_from_slice(&u64::from(count + 1).to_le_bytes());
+            longer.value.extend_from_slice(&self.value[self.value.len() - size..]);
+        }
+        longer
+    }
+}
+
 /// A GGUF header.
 #[derive(Debug)]
 pub struct Header {
