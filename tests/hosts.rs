@@ -11,14 +11,20 @@
 
 mod support;
 
+#[path = "hosts/adapters.rs"]
+mod adapters;
 #[path = "hosts/architectures.rs"]
 mod architectures;
 #[path = "hosts/completions.rs"]
 mod completions;
 #[path = "hosts/devices.rs"]
 mod devices;
+#[path = "hosts/embeddings.rs"]
+mod embeddings;
 #[path = "hosts/faults.rs"]
 mod faults;
+#[path = "hosts/images.rs"]
+mod images;
 #[path = "hosts/interrupts.rs"]
 mod interrupts;
 #[path = "hosts/load_time.rs"]
@@ -27,8 +33,16 @@ mod load_time;
 mod operations;
 #[path = "hosts/perplexity.rs"]
 mod perplexity;
+#[path = "hosts/prediction.rs"]
+mod prediction;
 #[path = "hosts/programs.rs"]
 mod programs;
+#[path = "hosts/prompt_cache.rs"]
+mod prompt_cache;
+#[path = "hosts/router.rs"]
+mod router;
+#[path = "hosts/sides.rs"]
+mod sides;
 #[path = "hosts/state.rs"]
 mod state;
 #[path = "hosts/summary.rs"]

@@ -2,10 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::summary::ran_in_blocks;
+use crate::sides::equal;
 use crate::support::process::Finished;
 use crate::support::server::{Completion, Server};
-use crate::support::stock::{OVER_CPU, Side};
 use crate::support::{fixture, fixture_model, text};
 
 const PROMPTS: [&str; 4] = [
@@ -30,15 +29,7 @@ fn together(server: &Server) -> Vec<Value> {
 }
 
 fn both<T: PartialEq + std::fmt::Debug>(arguments: &[&str], ask: impl Fn(&Server) -> T) -> (T, Finished) {
-    let answers = |side| {
-        let server = Server::start(side, &fixture_model(), arguments);
-        (ask(&server), server.stop())
-    };
-    let (stock, _) = answers(Side::Stock);
-    let (plugin, finished) = answers(OVER_CPU);
-    assert_eq!(plugin, stock);
-    ran_in_blocks(&finished);
-    (stock, finished)
+    equal(&fixture_model(), arguments, ask)
 }
 
 #[test]

@@ -23,9 +23,41 @@ pub struct Tensor {
     pub offset: u64,
 }
 
+/// One metadata key with its value as it stands in the file.
+#[derive(Clone, Debug)]
+pub struct Key {
+    /// Its name.
+    pub name: String,
+    /// GGUF's number of its type.
+    kind: u32,
+    /// Its value, undecoded.
+    value: Vec<u8>,
+}
+
+impl Key {
+    /// Its value, if that is an unsigned number of 32 bits.
+    pub fn number(&self) -> Option<u32> {
+        (self.kind == 4).then(|| self.value.as_slice().try_into().map(u32::from_le_bytes).ok())?
+    }
+
+    /// The same key with the last value of its list once more, if it is a list of `count` values of one size.
+    pub fn longer(&self, count: u32) -> Self {
+        let mut longer = self.clone();
+        let head = [self.value.get(..4).unwrap_or_default(), &u64::from(count).to_le_bytes()].concat();
+        if self.kind == 9 && count > 0 && self.value.starts_with(&head) && head[0] != 8 {
+            let size = (self.value.len() - head.len()) / usize::try_from(count).expect("a short list");
+            longer.value[4..12].copy_from_slice(&u64::from(count + 1).to_le_bytes());
+            longer.value.extend_from_slice(&self.value[self.value.len() - size..]);
+        }
+        longer
+    }
+}
+
 /// A GGUF header.
 #[derive(Debug)]
 pub struct Header {
+    /// The metadata in file order.
+    pub keys: Vec<Key>,
     /// The tensors in file order.
     pub tensors: Vec<Tensor>,
     /// Where the data begins in the file.
@@ -37,16 +69,18 @@ impl Header {
     pub fn read(path: &Path) -> Self {
         let file = File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let mut input = Input { source: BufReader::new(file), position: 0 };
+        let mut keys = Vec::new();
         assert_eq!(input.bytes::<4>(), *b"GGUF", "{} is not a GGUF file", path.display());
         assert_eq!(input.u32(), 3, "{} is of another version", path.display());
         let (tensor_count, key_count) = (input.u64(), input.u64());
         for _ in 0..key_count {
-            input.string();
-            let kind = input.u32();
-            input.skip_value(kind);
+            let (name, kind) = (input.string(), input.u32());
+            let mut value = Vec::new();
+            input.value(kind, &mut value);
+            keys.push(Key { name, kind, value });
         }
         let tensors = (0..tensor_count).map(|_| input.tensor()).collect();
-        Self { tensors, data_start: input.position.next_multiple_of(ALIGNMENT) }
+        Self { keys, tensors, data_start: input.position.next_multiple_of(ALIGNMENT) }
     }
 
     /// How many MoE blocks a forward pass over this model runs: the layers that own routed expert weights, where the two
@@ -83,9 +117,9 @@ impl Input {
         u64::from_le_bytes(self.bytes())
     }
 
-    fn skip(&mut self, count: u64) {
-        let skipped = std::io::copy(&mut self.source.by_ref().take(count), &mut std::io::sink());
-        assert_eq!(skipped.expect("the header can be read"), count, "the header is complete");
+    fn take(&mut self, count: u64, value: &mut Vec<u8>) {
+        let taken = self.source.by_ref().take(count).read_to_end(value);
+        assert_eq!(taken.expect("the header can be read") as u64, count, "the header is complete");
         self.position += count;
     }
 
@@ -98,19 +132,23 @@ impl Input {
         text
     }
 
-    fn skip_value(&mut self, kind: u32) {
+    /// Adds the bytes of a value of a type, its counts and nested types included.
+    fn value(&mut self, kind: u32, value: &mut Vec<u8>) {
         match kind {
-            0 | 1 | 7 => self.skip(1),
-            2 | 3 => self.skip(2),
-            4..=6 => self.skip(4),
-            10..=12 => self.skip(8),
+            0 | 1 | 7 => self.take(1, value),
+            2 | 3 => self.take(2, value),
+            4..=6 => self.take(4, value),
+            10..=12 => self.take(8, value),
             8 => {
                 let length = self.u64();
-                self.skip(length);
+                value.extend(length.to_le_bytes());
+                self.take(length, value);
             }
             9 => {
                 let (kind, count) = (self.u32(), self.u64());
-                (0..count).for_each(|_| self.skip_value(kind));
+                value.extend(kind.to_le_bytes());
+                value.extend(count.to_le_bytes());
+                (0..count).for_each(|_| self.value(kind, value));
             }
             other => panic!("metadata type {other} is not of GGUF 3"),
         }
@@ -141,6 +179,23 @@ impl Writer {
     /// Adds a floating-point number.
     pub fn f32(&mut self, key: &str, value: f32) {
         self.key(key, 6, &value.to_le_bytes());
+    }
+
+    /// Adds a truth value.
+    pub fn bool(&mut self, key: &str, value: bool) {
+        self.key(key, 7, &[value.into()]);
+    }
+
+    /// Adds a list of floating-point numbers.
+    pub fn f32s(&mut self, key: &str, values: &[f32]) {
+        let mut bytes = [6_u32.to_le_bytes().as_slice(), &(values.len() as u64).to_le_bytes()].concat();
+        values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+        self.key(key, 9, &bytes);
+    }
+
+    /// Adds a key of another file under a name of the caller's.
+    pub fn copy(&mut self, name: &str, key: &Key) {
+        self.key(name, key.kind, &key.value);
     }
 
     /// Adds a text.

@@ -37,16 +37,43 @@ pub fn open(port: u16, path: &str, body: Option<&str>, limit: Duration) -> io::R
 pub fn request(port: u16, path: &str, body: Option<&str>, limit: Duration) -> io::Result<Answer> {
     let mut bytes = Vec::new();
     open(port, path, body, limit)?.read_to_end(&mut bytes)?;
-    parse(&String::from_utf8_lossy(&bytes)).ok_or_else(|| io::Error::other("not a complete HTTP answer"))
+    parse(&bytes).ok_or_else(|| io::Error::other("not a complete HTTP answer"))
 }
 
 /// Splits an answer; `None` when it is cut short or of a form that the servers here do not send.
-fn parse(text: &str) -> Option<Answer> {
-    let (head, body) = text.split_once("\r\n\r\n")?;
+fn parse(bytes: &[u8]) -> Option<Answer> {
+    let (head, body) = split(bytes, b"\r\n\r\n")?;
+    let head = std::str::from_utf8(head).ok()?;
     let status = head.split(' ').nth(1)?.parse().ok()?;
-    let length: usize = head.lines().find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
-    })?;
-    (body.len() == length).then(|| Answer { status, body: body.to_owned() })
+    let field = |wanted: &str| {
+        let mut fields = head.lines().filter_map(|line| line.split_once(':'));
+        fields.find_map(|(name, value)| name.eq_ignore_ascii_case(wanted).then_some(value.trim()))
+    };
+    let body = if field("transfer-encoding") == Some("chunked") {
+        joined(body)?
+    } else {
+        let length: usize = field("content-length")?.parse().ok()?;
+        (body.len() == length).then(|| body.to_vec())?
+    };
+    Some(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+}
+
+/// The contents of a body in chunks, each behind its length in hexadecimal; the one of length 0 is the last.
+fn joined(mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let (length, behind) = split(rest, b"\r\n")?;
+        let length = usize::from_str_radix(std::str::from_utf8(length).ok()?, 16).ok()?;
+        body.extend(behind.get(..length)?);
+        rest = behind.get(length..)?.strip_prefix(b"\r\n")?;
+        if length == 0 {
+            return Some(body);
+        }
+    }
+}
+
+/// What stands before and behind the first `mark`.
+fn split<'a>(bytes: &'a [u8], mark: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let position = bytes.windows(mark.len()).position(|window| window == mark)?;
+    Some((&bytes[..position], &bytes[position + mark.len()..]))
 }

@@ -3,7 +3,8 @@
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -45,6 +46,15 @@ impl Server {
         });
     }
 
+    /// Waits until the server has freed its model because nobody asked; it must have been started with a time for that.
+    pub fn wait_asleep(&self) {
+        let end = Instant::now() + LIMIT;
+        while self.get("/props")["is_sleeping"] != true {
+            assert!(Instant::now() < end, "not asleep within {LIMIT:?}\n{}", tail(&self.process.log(), 40));
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// The child behind the port.
     pub fn process(&mut self) -> &mut Running {
         &mut self.process
@@ -57,7 +67,16 @@ impl Server {
 
     /// Posts a JSON body and returns the JSON answer; panics unless its status is 200.
     pub fn post(&self, path: &str, body: &Value) -> Value {
-        let answer = http::request(self.port, path, Some(&body.to_string()), LIMIT)
+        self.request(path, Some(&body.to_string()))
+    }
+
+    /// Gets a JSON answer; panics unless its status is 200.
+    pub fn get(&self, path: &str) -> Value {
+        self.request(path, None)
+    }
+
+    fn request(&self, path: &str, body: Option<&str>) -> Value {
+        let answer = http::request(self.port, path, body, LIMIT)
             .unwrap_or_else(|error| panic!("{path}: {error}\n{}", tail(&self.process.log(), 40)));
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
         serde_json::from_str(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}: {}", answer.body))
