@@ -1,81 +1,32 @@
 //! A C host, built like llama.cpp against ggml's own headers and linked to the stock libraries, loads the plugin and uses it.
 //!
-//! `host/*.c` holds the cases; each runs in a process of its own, because several are meant to break one. The plugin is
-//! `GGML_MOE_LIBRARY`, or the release build. `GGML_MOE_HOST_CFLAGS` adds flags to the host (tests/asan.sh does).
+//! `host/*.c` holds the cases; each runs in a process of its own, because several are meant to break one. Other releases
+//! of ggml are tried by layouts.rs.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[path = "host/runner.rs"]
+mod runner;
 #[path = "conformance/toolchain.rs"]
 mod toolchain;
 
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::OnceLock;
-use toolchain::{compiler, root, run, scratch, stock};
 
-/// No case takes a tenth of it, with sanitizers and on a busy machine; a case that hangs is a deadlock.
-const LIMIT_SECONDS: &str = "300";
+use runner::{FAKE, Host};
+use toolchain::stock;
 
-/// The inner devices of the host: the stock CPU backend, and a stand-in for a GPU (host/fake.c) that has what the CPU lacks and
-/// is as strict as CUDA.
+/// The inner devices of the host: the stock CPU backend, and the stand-in for a GPU.
 const INNER: [&str; 2] = ["CPU", FAKE];
-const FAKE: &str = "FAKE0";
-/// A backend of ggml that computes in any memory of its device, and one that does not.
-const ANY_MEMORY: &str = "MUSA";
+/// A backend of ggml that computes only in memory of its own.
 const OWN_MEMORY: &str = "Vulkan";
 
-/// The plugin under test.
-fn plugin() -> PathBuf {
-    let path = std::env::var_os("GGML_MOE_LIBRARY")
-        .map_or_else(|| root().join("target/release/libggml-moe.so"), PathBuf::from);
-    assert!(path.exists(), "there is no plugin at {}: build it first (make), or set GGML_MOE_LIBRARY", path.display());
-    path
-}
-
 /// The C host, built once a run.
-fn host() -> &'static PathBuf {
-    static HOST: OnceLock<PathBuf> = OnceLock::new();
-    HOST.get_or_init(|| {
-        let flags = std::env::var("GGML_MOE_HOST_CFLAGS").unwrap_or_default();
-        // A host with other flags is another program, so that two runs side by side do not take each other's.
-        let program = scratch(if flags.is_empty() { "host" } else { "host-flags" }).join("moe-host");
-        let libraries = stock("path");
-        let mut sources: Vec<PathBuf> = std::fs::read_dir(root().join("tests/host"))
-            .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .filter(|path| path.extension().is_some_and(|extension| extension == "c"))
-            .collect();
-        sources.sort();
-        let mut command = compiler(&stock("source"));
-        command.args(["-Werror", "-O1", "-g"]).args(sources);
-        command.args(flags.split_whitespace());
-        command.arg("-L").arg(&libraries).arg(format!("-Wl,-rpath,{}", libraries.display()));
-        run(command.args(["-lggml", "-lggml-base", "-lm", "-lpthread", "-o"]).arg(&program));
-        program
-    })
+fn host() -> &'static Host {
+    static HOST: OnceLock<Host> = OnceLock::new();
+    HOST.get_or_init(|| Host::build("host", &stock("source").join("ggml"), &stock("path"), None, &[]))
 }
 
-/// Runs one case with these keys in `GGML_MOE`; what it printed, or how it failed.
 fn try_case(case: &[&str], keys: &str, variables: &[(&str, &str)]) -> Result<String, String> {
-    let mut command = Command::new("timeout");
-    command.args(["--kill-after=5", LIMIT_SECONDS]).arg(host()).arg(stock("path")).arg(plugin()).args(case);
-    command.env("GGML_MOE", keys).env_remove("GGML_BACKEND_PATH").env_remove("LLAMA_ARG_DEVICE");
-    if keys.contains(FAKE) {
-        command.env("MOE_HOST_FAKE", ANY_MEMORY);
-    }
-    // Two cases share the cores: waiting threads must sleep. Panics are expected: no need to unwind the stack for each.
-    command.env("RUST_BACKTRACE", "0");
-    command.env("OMP_WAIT_POLICY", "passive");
-    // Where a debugger is installed, ggml's abort starts one, which may take minutes to say what nobody reads here.
-    command.env("GGML_NO_BACKTRACE", "1");
-    command.envs(variables.iter().copied());
-    let output = command.output().expect("coreutils' timeout runs");
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if output.status.success() && out.contains(&format!("ok: {}", case[0])) {
-        return Ok(out.into_owned());
-    }
-    let tail: Vec<&str> = err.lines().rev().take(40).collect();
-    let tail: Vec<&str> = tail.into_iter().rev().collect();
-    Err(format!("{case:?} with GGML_MOE={keys:?} ended with {}\n{out}{}", output.status, tail.join("\n")))
+    host().try_case(case, keys, variables)
 }
 
 /// A case that must pass.
@@ -189,23 +140,9 @@ fn accesses_outside_a_buffer_are_refused() {
     case_over_each("bounds", "");
 }
 
-/// The slots that the plugin says can be made to panic over this inner device.
-fn slots(inner: &str) -> Vec<String> {
-    let printed = try_case(&["slots"], &format!("inner={inner}"), &[]).unwrap_or_else(|report| panic!("{report}"));
-    printed.lines().filter_map(|line| line.strip_prefix("slot ")).map(str::to_owned).collect()
-}
-
 #[test]
 fn a_panic_in_any_slot_stays_inside() {
-    let over_cpu = slots("CPU");
-    let over_gpu = slots(FAKE);
-    assert!(over_cpu.len() > 40, "only {} slots: {over_cpu:?}", over_cpu.len());
-    let mut failures = Vec::new();
-    // Over the CPU backend some optional slots are empty; over the stand-in for a GPU only those are left to try.
-    let only_gpu = over_gpu.iter().filter(|slot| !over_cpu.contains(slot)).map(|slot| (FAKE, slot));
-    for (inner, slot) in over_cpu.iter().map(|slot| ("CPU", slot)).chain(only_gpu) {
-        failures.extend(try_case(&["panic", slot], &format!("inner={inner};debug-panic={slot}"), &[]).err());
-    }
+    let failures = host().panic_in_each_slot();
     assert!(failures.is_empty(), "{} slots:\n{}", failures.len(), failures.join("\n\n"));
 }
 

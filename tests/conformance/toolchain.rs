@@ -26,12 +26,20 @@ pub fn stock(word: &str) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
 }
 
-/// The C compiler (`CC`, or `cc`) with the include folders of ggml's sources.
-pub fn compiler(source: &Path) -> Command {
+/// The C compiler (`CC`, or `cc`) with the include folders of a ggml folder.
+pub fn compiler(ggml: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
     command.args(["-std=gnu11", "-Wall", "-Wextra"]);
-    command.arg("-isystem").arg(source.join("ggml/include")).arg("-isystem").arg(source.join("ggml/src"));
+    command.arg("-isystem").arg(ggml.join("include")).arg("-isystem").arg(ggml.join("src"));
     command
+}
+
+/// The lines of what `tests/stock/matrix.sh <words>` prints, in words.
+pub fn matrix(words: &[&str]) -> Vec<Vec<String>> {
+    let output = Command::new(root().join("tests/stock/matrix.sh")).args(words).output().expect("bash runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "matrix.sh {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    text.lines().map(|line| line.split(' ').map(str::to_owned).collect()).collect()
 }
 
 /// Runs a command that must succeed; its output is in the panic when it does not.

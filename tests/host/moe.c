@@ -118,7 +118,8 @@ static struct ggml_tensor * build_layer(const struct moe_graph * g, const struct
     struct ggml_tensor * cur = ggml_mul(ctx, ggml_rms_norm(ctx, x, 1e-5f), w->norm);
     struct ggml_tensor * probs = ggml_soft_max(ctx, ggml_mul_mat(ctx, w->router, cur));
     /* A view whose rows are as far apart as all the experts are many. */
-    struct ggml_tensor * ids = ggml_argsort_top_k(ctx, probs, n_used);
+    struct ggml_tensor * sorted = ggml_argsort(ctx, probs, GGML_SORT_ORDER_DESC);
+    struct ggml_tensor * ids = ggml_view_2d(ctx, sorted, n_used, g->n_tokens, sorted->nb[1], 0);
     struct ggml_tensor * weights = ggml_get_rows(ctx, ggml_reshape_3d(ctx, probs, 1, MOE_EXPERTS, g->n_tokens), ids);
     ggml_build_forward_expand(g->graph, weights);
 

@@ -171,7 +171,16 @@ PROC(set_abort_callback, NOTHING(w->set_abort_callback(w->backend, w->text != NU
 PROC(get_features, w->ours ? POINTER(w->get_features(w->reg)) : NOTHING(w->get_features(w->reg)))
 
 #define OF(object, slot, poisons, operands) { #object "." #slot, object##_has_##slot, object##_##slot, poisons, operands }
+/* A slot that this host's layout has no place for. */
+#define ABSENT(object, slot)                { #object "." #slot, absent, NULL, false, false }
 #define OF_PROC(proc, operands)             { "proc." #proc, has_##proc, proc_##proc, false, operands }
+
+#if !HOST_HAS_LISTS || !HOST_HAS_ROWS
+static bool absent(const struct world * w) {
+    (void) w;
+    return false;
+}
+#endif
 
 const struct slot SLOTS[] = {
     OF(reg, get_name, false, false),
@@ -197,12 +206,16 @@ const struct slot SLOTS[] = {
     OF(buffer_type, alloc_buffer, false, false),
 #if HOST_HAS_LISTS
     OF(buffer_type, alloc_buffer_n, false, true),
+#else
+    ABSENT(buffer_type, alloc_buffer_n),
 #endif
     OF(buffer_type, get_alignment, false, false),
     OF(buffer_type, get_max_size, false, false),
     OF(buffer_type, get_alloc_size, false, true),
 #if HOST_HAS_LISTS
     OF(buffer_type, get_alloc_size_n, false, true),
+#else
+    ABSENT(buffer_type, get_alloc_size_n),
 #endif
     OF(buffer_type, is_host, false, false),
     OF(buffer, free_buffer, false, false),
@@ -213,9 +226,13 @@ const struct slot SLOTS[] = {
     OF(buffer, get_tensor, true, true),
 #if HOST_HAS_ROWS
     OF(buffer, set_tensor_2d, true, true),
+#else
+    ABSENT(buffer, set_tensor_2d),
 #endif
 #if HOST_HAS_ROWS
     OF(buffer, get_tensor_2d, true, true),
+#else
+    ABSENT(buffer, get_tensor_2d),
 #endif
     OF(buffer, cpy_tensor, false, true),
     OF(buffer, clear, true, false),
@@ -226,9 +243,13 @@ const struct slot SLOTS[] = {
     OF(backend, get_tensor_async, true, true),
 #if HOST_HAS_ROWS
     OF(backend, set_tensor_2d_async, true, true),
+#else
+    ABSENT(backend, set_tensor_2d_async),
 #endif
 #if HOST_HAS_ROWS
     OF(backend, get_tensor_2d_async, true, true),
+#else
+    ABSENT(backend, get_tensor_2d_async),
 #endif
     OF(backend, cpy_tensor_async, false, true),
     OF(backend, synchronize, true, false),
