@@ -15,20 +15,30 @@ mod support;
 mod architectures;
 #[path = "hosts/completions.rs"]
 mod completions;
+#[path = "hosts/context_shift.rs"]
+mod context_shift;
 #[path = "hosts/devices.rs"]
 mod devices;
 #[path = "hosts/faults.rs"]
 mod faults;
 #[path = "hosts/interrupts.rs"]
 mod interrupts;
+#[path = "hosts/load_modes.rs"]
+mod load_modes;
 #[path = "hosts/load_time.rs"]
 mod load_time;
 #[path = "hosts/operations.rs"]
 mod operations;
 #[path = "hosts/perplexity.rs"]
 mod perplexity;
+#[path = "hosts/placement.rs"]
+mod placement;
 #[path = "hosts/programs.rs"]
 mod programs;
+#[path = "hosts/slots.rs"]
+mod slots;
+#[path = "hosts/splits.rs"]
+mod splits;
 #[path = "hosts/state.rs"]
 mod state;
 #[path = "hosts/summary.rs"]

@@ -57,10 +57,15 @@ impl Server {
 
     /// Posts a JSON body and returns the JSON answer; panics unless its status is 200.
     pub fn post(&self, path: &str, body: &Value) -> Value {
-        let answer = http::request(self.port, path, Some(&body.to_string()), LIMIT)
-            .unwrap_or_else(|error| panic!("{path}: {error}\n{}", tail(&self.process.log(), 40)));
+        let answer = self.answer(path, body);
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
         serde_json::from_str(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}: {}", answer.body))
+    }
+
+    /// Posts a JSON body and returns the answer of whatever status.
+    pub fn answer(&self, path: &str, body: &Value) -> http::Answer {
+        http::request(self.port, path, Some(&body.to_string()), LIMIT)
+            .unwrap_or_else(|error| panic!("{path}: {error}\n{}", tail(&self.process.log(), 40)))
     }
 
     /// Posts a JSON body and leaves the answer to be read from the connection.
