@@ -21,6 +21,8 @@ mod context_shift;
 mod devices;
 #[path = "hosts/faults.rs"]
 mod faults;
+#[path = "hosts/flags.rs"]
+mod flags;
 #[path = "hosts/interrupts.rs"]
 mod interrupts;
 #[path = "hosts/load_modes.rs"]
@@ -35,6 +37,8 @@ mod perplexity;
 mod placement;
 #[path = "hosts/programs.rs"]
 mod programs;
+#[path = "hosts/rpc.rs"]
+mod rpc;
 #[path = "hosts/slots.rs"]
 mod slots;
 #[path = "hosts/splits.rs"]

@@ -34,7 +34,9 @@ fn blocks_left(rows: &[(&[&str], &[&str], u64)]) {
         }
         let (blocks, unrecognised) = counted(&plugin);
         if (blocks * LAYERS, unrecognised) != (all * layers, 0) {
-            wrong.push(format!("{flags:?}: {blocks} blocks and {unrecognised} products outside, expected {layers}/6 of {all}"));
+            wrong.push(format!(
+                "{flags:?}: {blocks} blocks and {unrecognised} products outside, expected {layers}/6 of {all}"
+            ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -75,11 +77,7 @@ fn dense_weights_that_stay_on_the_cpu() {
     let attention = ["-ot", "attn_q=CPU,attn_output=CPU"];
     let all_dense = ["-ot", r"(attn_.*|ffn_norm|ffn_gate_inp|output.*)\.weight=CPU"];
     let everything = ["-ot", ".*=CPU"];
-    blocks_left(&[
-        (&attention, &attention, LAYERS),
-        (&all_dense, &all_dense, LAYERS),
-        (&everything, &everything, 0),
-    ]);
+    blocks_left(&[(&attention, &attention, LAYERS), (&all_dense, &all_dense, LAYERS), (&everything, &everything, 0)]);
 }
 
 /// Experts named for the device's own memory lie there, in every second layer here; their products cut nothing.
