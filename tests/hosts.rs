@@ -13,6 +13,8 @@ mod support;
 
 #[path = "hosts/architectures.rs"]
 mod architectures;
+#[path = "hosts/cancelled_loads.rs"]
+mod cancelled_loads;
 #[path = "hosts/completions.rs"]
 mod completions;
 #[path = "hosts/context_shift.rs"]
