@@ -105,7 +105,7 @@ fn a_cut_slot_file_is_refused() {
     let answer = server.complete_with(PROMPTS[0], 16, 3, &json!({"id_slot": 0}));
     action(&server, 0, "save", "slot");
     let bytes = fs::read(folder.path().join("slot")).expect("the slot was saved");
-    // A file that lacks no more than the last bytes of a cell ends stock itself, by an assertion in its own reader.
+    // A file that lacks its last byte ends stock itself, by an assertion in its own reader.
     for length in [8, bytes.len() / 4, bytes.len() / 2] {
         fs::write(folder.path().join("cut"), &bytes[..length]).expect("a cut copy");
         let refused = server.answer("/slots/1?action=restore", &json!({"filename": "cut"}));
