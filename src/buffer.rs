@@ -101,6 +101,7 @@ impl Buffer {
             Role::Default => Storage::Device(Self::device_memory(device, bytes)?),
             Role::Experts => {
                 let memory = Arc::new(Self::host_memory(device, bytes)?);
+                device.note_experts();
                 Storage::Host { pinner: Pinner::new(device, Arc::clone(&memory)), memory }
             }
         };

@@ -54,6 +54,8 @@ pub(crate) struct Device {
     poisoned: AtomicBool,
     told_poison: AtomicBool,
     announced: AtomicBool,
+    /// Whether experts were ever placed in our host memory.
+    kept_experts: AtomicBool,
     driver: OnceLock<Box<dyn Driver>>,
     /// Whether the inner backend captures parts of graphs as CUDA graphs.
     pub(crate) captures_graphs: bool,
@@ -110,6 +112,7 @@ impl Device {
             poisoned: AtomicBool::new(false),
             told_poison: AtomicBool::new(false),
             announced: AtomicBool::new(false),
+            kept_experts: AtomicBool::new(false),
             driver: OnceLock::new(),
             captures_graphs: inner.provider() == "CUDA",
             driver_reason: OnceLock::new(),
@@ -268,6 +271,11 @@ impl Device {
         self.layout_epoch.load(Ordering::Acquire)
     }
 
+    /// Experts were placed in our host memory.
+    pub(crate) fn note_experts(&self) {
+        self.kept_experts.store(true, Ordering::Relaxed);
+    }
+
     /// Tells once what this device does and why.
     pub(crate) fn announce(&self) {
         if self.announced.swap(true, Ordering::Relaxed) {
@@ -284,8 +292,13 @@ impl Device {
                     self.memory(); // a host that never asked gets the same answer
                 }
                 let reported = self.reported.load(Ordering::Relaxed) >> 20;
+                let experts = if self.kept_experts.load(Ordering::Relaxed) {
+                    "experts stay in RAM"
+                } else {
+                    "it keeps no experts in RAM (the model has none, or -ot, --cpu-moe or --n-cpu-moe placed them elsewhere)"
+                };
                 log::notice(&format!(
-                    "{} runs over {}: experts stay in RAM; {reported} MiB were reported free (dense weights and {} of the rest, \
+                    "{} runs over {}: {experts}; {reported} MiB were reported free (dense weights and {} of the rest, \
                      ctx-share), so that an unset context leaves memory to experts",
                     self.label(),
                     self.inner_name,

@@ -55,8 +55,7 @@ pub(crate) fn devices(config: &'static Config, request: Request) -> Option<Vec<&
         .iter()
         .map(|(device, _)| Candidate { name: device.name(), kind: device.kind(), provider: device.provider() })
         .collect();
-    let any_gpu = candidates.iter().any(|device| matches!(device.kind, DeviceKind::Gpu | DeviceKind::IntegratedGpu));
-    let rule = KindRule { any_gpu, named: request.named };
+    let rule = KindRule { any_gpu: any_gpu(&candidates), named: request.named };
     let choices = choose(&candidates, &config.inner);
     if choices.is_empty() {
         return None;
@@ -119,6 +118,11 @@ fn choose(candidates: &[Candidate], wanted: &[String]) -> Vec<Choice> {
     // Every name keeps its number, so that --device MoE0,MoE1 finds both.
     let last_resort = fallback(candidates);
     found.into_iter().filter_map(|index| index.or(last_resort)).map(|index| stand_in(index, &reason)).collect()
+}
+
+/// Whether llama.cpp takes another device before an integrated GPU of ours. Servers of the RPC backend do not count there.
+fn any_gpu(candidates: &[Candidate]) -> bool {
+    candidates.iter().any(|candidate| is_local_gpu(candidate) || candidate.kind == DeviceKind::IntegratedGpu)
 }
 
 fn is_local_gpu(candidate: &Candidate) -> bool {
@@ -201,6 +205,16 @@ mod tests {
             let Mode::PassThrough(reason) = choice.mode else { panic!("proxy without its device") };
             assert_eq!(reason, "GGML_MOE: inner=CUDA7 names no device of this host; it has RPC0, CUDA0, CUDA1, CPU");
         }
+    }
+
+    #[test]
+    fn remote_devices_are_no_local_gpus() {
+        let machine = [candidate("RPC0", DeviceKind::Gpu), candidate("CPU", DeviceKind::Cpu)];
+        assert!(!any_gpu(&machine));
+        assert!(matches!(choose(&machine, &[])[..], [Choice { candidate: 1, mode: Mode::PassThrough(_) }]));
+        assert!(matches!(choose(&machine, &["RPC0".into()])[..], [Choice { candidate: 0, mode: Mode::Lend(_) }]));
+        assert!(any_gpu(&[candidate("Vulkan0", DeviceKind::IntegratedGpu)]));
+        assert!(any_gpu(&[candidate("CUDA0", DeviceKind::Gpu)]));
     }
 
     #[test]

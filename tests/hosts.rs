@@ -15,24 +15,34 @@ mod support;
 mod adapters;
 #[path = "hosts/architectures.rs"]
 mod architectures;
+#[path = "hosts/cancelled_loads.rs"]
+mod cancelled_loads;
 #[path = "hosts/completions.rs"]
 mod completions;
+#[path = "hosts/context_shift.rs"]
+mod context_shift;
 #[path = "hosts/devices.rs"]
 mod devices;
 #[path = "hosts/embeddings.rs"]
 mod embeddings;
 #[path = "hosts/faults.rs"]
 mod faults;
+#[path = "hosts/flags.rs"]
+mod flags;
 #[path = "hosts/images.rs"]
 mod images;
 #[path = "hosts/interrupts.rs"]
 mod interrupts;
+#[path = "hosts/load_modes.rs"]
+mod load_modes;
 #[path = "hosts/load_time.rs"]
 mod load_time;
 #[path = "hosts/operations.rs"]
 mod operations;
 #[path = "hosts/perplexity.rs"]
 mod perplexity;
+#[path = "hosts/placement.rs"]
+mod placement;
 #[path = "hosts/prediction.rs"]
 mod prediction;
 #[path = "hosts/programs.rs"]
@@ -41,8 +51,14 @@ mod programs;
 mod prompt_cache;
 #[path = "hosts/router.rs"]
 mod router;
+#[path = "hosts/rpc.rs"]
+mod rpc;
 #[path = "hosts/sides.rs"]
 mod sides;
+#[path = "hosts/slots.rs"]
+mod slots;
+#[path = "hosts/splits.rs"]
+mod splits;
 #[path = "hosts/state.rs"]
 mod state;
 #[path = "hosts/summary.rs"]

@@ -65,7 +65,12 @@ impl Host {
     /// Runs one case with these keys in `GGML_MOE`; what it printed, or how it failed.
     pub fn try_case(&self, case: &[&str], keys: &str, variables: &[(&str, &str)]) -> Result<String, String> {
         let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", LIMIT_SECONDS]).arg(&self.program).arg(&self.libraries).arg(plugin()).args(case);
+        command
+            .args(["--kill-after=5", LIMIT_SECONDS])
+            .arg(&self.program)
+            .arg(&self.libraries)
+            .arg(plugin())
+            .args(case);
         command.env("GGML_MOE", keys).env_remove("GGML_BACKEND_PATH").env_remove("LLAMA_ARG_DEVICE");
         if let Some(folder) = &self.instead {
             command.env("LD_LIBRARY_PATH", folder);

@@ -1,5 +1,7 @@
 // A small host over stock libllama for what no stock tool does:
 //   model_host logits THREADS DEVICES MODEL OUT   write the logits of a prompt and of a few single tokens after it
+//   model_host cancel MODE DEVICES MODEL          load and give up at one place after another; print what the process holds before
+//                                                 and after: KiB of memory, open files, threads, MiB reported free by each device
 //   model_host load MODE DEVICES MODEL            print the microseconds that loading takes, of processor time and of
 //                                                 wall time (MODE: none or mmap)
 // DEVICES: names separated by commas, or "cpu". Weights are never repacked, as with -nr.
@@ -7,16 +9,28 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { PROMPT = 40, STEPS = 4, MAX_DEVICES = 8 };
+enum { PROMPT = 40, STEPS = 4, MAX_DEVICES = 8, CANCELS = 24 };
 
-static struct llama_model * load(const char * path, const char * names, enum llama_load_mode mode) {
+// The progress callback of a load that is to be given up.
+static bool goes_on(float progress, void * limit) {
+    return progress <= *(const float *) limit;
+}
+
+static enum llama_load_mode load_mode(const char * name) {
+    return strcmp(name, "mmap") == 0 ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
+}
+
+// Loads a model; gives up when the progress passes the limit, if there is one.
+static struct llama_model * load(const char * path, const char * names, enum llama_load_mode mode, float * limit) {
     ggml_backend_dev_t devices[MAX_DEVICES + 1] = { NULL };
     char copy[256];
     snprintf(copy, sizeof(copy), "%s", names);
@@ -32,6 +46,10 @@ static struct llama_model * load(const char * path, const char * names, enum lla
     params.n_gpu_layers = 99;
     params.use_extra_bufts = false; // the CPU's own, repacked weights; a device's expert buffer type does not depend on it
     params.load_mode = mode;
+    if (limit != NULL) {
+        params.progress_callback = goes_on;
+        params.progress_callback_user_data = limit;
+    }
     return llama_model_load_from_file(path, params);
 }
 
@@ -56,7 +74,7 @@ static int decode(struct llama_context * context, int vocabulary, int first, int
 }
 
 static int logits(int threads, const char * devices, const char * path, const char * out_path) {
-    struct llama_model * model = load(path, devices, LLAMA_LOAD_MODE_NONE);
+    struct llama_model * model = load(path, devices, LLAMA_LOAD_MODE_NONE, NULL);
     if (model == NULL) {
         return 0;
     }
@@ -103,7 +121,7 @@ static void warm_memory(const char * path) {
 static int load_time(const char * mode, const char * devices, const char * path) {
     warm_memory(path);
     long long work = microseconds(CLOCK_PROCESS_CPUTIME_ID), wall = microseconds(CLOCK_MONOTONIC);
-    struct llama_model * model = load(path, devices, strcmp(mode, "mmap") == 0 ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE);
+    struct llama_model * model = load(path, devices, load_mode(mode), NULL);
     work = microseconds(CLOCK_PROCESS_CPUTIME_ID) - work;
     wall = microseconds(CLOCK_MONOTONIC) - wall;
     if (model == NULL) {
@@ -114,12 +132,64 @@ static int load_time(const char * mode, const char * devices, const char * path)
     return 1;
 }
 
+static int count_entries(const char * path) {
+    DIR * folder = opendir(path);
+    int count = 0;
+    while (folder != NULL && readdir(folder) != NULL) {
+        count++;
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+    return count;
+}
+
+// One line of what the process holds.
+static void print_holdings(void) {
+    long pages = 0;
+    FILE * file = fopen("/proc/self/statm", "r");
+    if (file == NULL || fscanf(file, "%*d %ld", &pages) != 1) {
+        pages = 0;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    printf("%ld %d %d", pages * (sysconf(_SC_PAGESIZE) / 1024), count_entries("/proc/self/fd"), count_entries("/proc/self/task"));
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        size_t free_bytes = 0, total_bytes = 0;
+        ggml_backend_dev_memory(ggml_backend_dev_get(i), &free_bytes, &total_bytes);
+        printf(" %zu", free_bytes >> 20);
+    }
+    printf("\n");
+}
+
+static int cancel(const char * mode, const char * devices, const char * path) {
+    // What is made once and kept by host and devices is there after one load.
+    struct llama_model * model = load(path, devices, load_mode(mode), NULL);
+    int ok = model != NULL;
+    llama_model_free(model);
+    print_holdings();
+    for (int i = 0; ok && i < CANCELS; i++) {
+        float limit = (float) i / CANCELS;
+        model = load(path, devices, load_mode(mode), &limit);
+        ok = model == NULL;
+        llama_model_free(model);
+    }
+    print_holdings();
+    model = load(path, devices, load_mode(mode), NULL);
+    ok = ok && model != NULL;
+    llama_model_free(model);
+    return ok;
+}
+
 int main(int argc, char ** argv) {
     ggml_backend_load_all_from_path(BACKENDS); // given by the compiler's command line: this program lies elsewhere
     llama_backend_init();
     int ok = 0;
     if (argc == 5 && strcmp(argv[1], "load") == 0) {
         ok = load_time(argv[2], argv[3], argv[4]);
+    } else if (argc == 5 && strcmp(argv[1], "cancel") == 0) {
+        ok = cancel(argv[2], argv[3], argv[4]);
     } else if (argc == 6 && strcmp(argv[1], "logits") == 0) {
         ok = logits(atoi(argv[2]), argv[3], argv[4], argv[5]);
     } else {

@@ -18,10 +18,12 @@ flags=(-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -D
 case $(uname -m) in
   x86_64) flags+=(-DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON) ;;
 esac
+# What only adds targets and changes none of the others: an existing build is extended.
+added=(-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF)
 targets=(ggml-cpu llama-server llama-cli llama-bench llama-perplexity llama-quantize llama-imatrix llama-fit-params
-         test-backend-ops test-llama-archs test-thread-safety test-save-load-state test-state-restore-fragmented
+         llama-gguf-split ggml-rpc ggml-rpc-server test-backend-ops test-llama-archs test-thread-safety test-save-load-state test-state-restore-fragmented
          test-model-load-cancel)
-# The recipe is part of the folder's name: another recipe is another build, never a stale one.
+# The recipe is part of the folder's name: another recipe is another build, never a stale one. `added` is not part of it.
 recipe=$(printf '%s\n' "${flags[@]}" "$(cat "$here/requirements.txt")" | sha256sum | cut -c1-8)
 source_dir=$cache/source/$archive/llama.cpp
 build_dir=$cache/stock/$release-$recipe
@@ -55,12 +57,12 @@ thin_progress() {
 }
 
 build() {
-  local targets_line="${targets[*]}"
+  local targets_line="${targets[*]} ${added[*]}"
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$targets_line" ] && { echo "stock: $release is built" >&2; return; }
   fetch
   mkdir -p "$build_dir"
   echo "stock: building llama.cpp $release (CPU, about 10 minutes on 2 cores, once)" >&2
-  cmake -S "$source_dir" -B "$build_dir" -G Ninja "${flags[@]}" > "$build_dir/configure.log" 2>&1 \
+  cmake -S "$source_dir" -B "$build_dir" -G Ninja "${flags[@]}" "${added[@]}" > "$build_dir/configure.log" 2>&1 \
     || { tail -n 30 "$build_dir/configure.log" >&2; echo "stock: cmake failed; the log is $build_dir/configure.log" >&2; exit 1; }
   cmake --build "$build_dir" --target "${targets[@]}" 2>&1 | thin_progress
   echo "$targets_line" > "$stamp"

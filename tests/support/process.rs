@@ -168,6 +168,11 @@ impl Running {
         assert!(signal("INT", &self.id().to_string()), "cannot interrupt {}", self.command);
     }
 
+    /// Sends the signal that service managers and `kill` send.
+    pub fn terminate(&self) {
+        assert!(signal("TERM", &self.id().to_string()), "cannot terminate {}", self.command);
+    }
+
     /// Waits for the end; kills the child and panics when it takes longer than `limit` from now.
     pub fn finish(mut self, limit: Duration) -> Finished {
         let end = Instant::now() + limit;

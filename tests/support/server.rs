@@ -67,19 +67,27 @@ impl Server {
 
     /// Posts a JSON body and returns the JSON answer; panics unless its status is 200.
     pub fn post(&self, path: &str, body: &Value) -> Value {
-        self.request(path, Some(&body.to_string()))
+        Self::parsed(path, self.answer(path, body))
     }
 
     /// Gets a JSON answer; panics unless its status is 200.
     pub fn get(&self, path: &str) -> Value {
-        self.request(path, None)
+        Self::parsed(path, self.request(path, None))
     }
 
-    fn request(&self, path: &str, body: Option<&str>) -> Value {
-        let answer = http::request(self.port, path, body, LIMIT)
-            .unwrap_or_else(|error| panic!("{path}: {error}\n{}", tail(&self.process.log(), 40)));
+    fn parsed(path: &str, answer: http::Answer) -> Value {
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
         serde_json::from_str(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}: {}", answer.body))
+    }
+
+    /// Posts a JSON body and returns the answer of whatever status.
+    pub fn answer(&self, path: &str, body: &Value) -> http::Answer {
+        self.request(path, Some(&body.to_string()))
+    }
+
+    fn request(&self, path: &str, body: Option<&str>) -> http::Answer {
+        http::request(self.port, path, body, LIMIT)
+            .unwrap_or_else(|error| panic!("{path}: {error}\n{}", tail(&self.process.log(), 40)))
     }
 
     /// Posts a JSON body and leaves the answer to be read from the connection.
