@@ -173,7 +173,9 @@ impl Backend {
         self.note_run(state, nodes[range.start], uid);
         let status = self.inner.compute(&mut part);
         // The nodes are restored here, after the inner backend has taken them in.
-        drop(prepared);
+        if let Some(prepared) = prepared {
+            state.plain.retire(prepared);
+        }
         Ok(status)
     }
 

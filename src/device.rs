@@ -59,6 +59,8 @@ pub(crate) struct Device {
     driver: OnceLock<Box<dyn Driver>>,
     /// Whether the inner backend captures parts of graphs as CUDA graphs.
     pub(crate) captures_graphs: bool,
+    /// Whether the inner backend's code looks for its own object behind the buffer of each tensor.
+    lends_contexts: bool,
     /// Why the driver is not the one for this kind of device, if so.
     driver_reason: OnceLock<String>,
     layout_epoch: AtomicU64,
@@ -115,6 +117,7 @@ impl Device {
             kept_experts: AtomicBool::new(false),
             driver: OnceLock::new(),
             captures_graphs: inner.provider() == "CUDA",
+            lends_contexts: inner.provider() == "Vulkan",
             driver_reason: OnceLock::new(),
             layout_epoch: AtomicU64::new(1),
         }
@@ -133,6 +136,11 @@ impl Device {
     /// Whether the host gets the inner device's own buffer types.
     pub(crate) fn lends_inner_types(&self) -> bool {
         matches!(self.mode, Mode::Lend(_))
+    }
+
+    /// Whether a default buffer of ours must carry the context of the inner buffer that it is made of.
+    pub(crate) fn lends_contexts(&self) -> bool {
+        self.lends_contexts
     }
 
     /// The kind that is reported; asked for late, because some devices open a context to answer.

@@ -24,8 +24,9 @@ struct Choice {
     mode: Mode,
 }
 
-/// Backends whose code computes on buffer objects that are not its own. Others cast what they find there to their own type.
-const PROVIDERS: [&str; 4] = ["CPU", "CUDA", "ROCm", "MUSA"];
+/// Backends whose code computes on buffer objects that are not its own; Vulkan's does if they carry its context
+/// (`abi/slots/borrowed.rs`). Others look into objects of their own that we cannot stand in for.
+const PROVIDERS: [&str; 5] = ["CPU", "CUDA", "ROCm", "MUSA", "Vulkan"];
 
 /// What this process was asked for, as far as it decides about our devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -219,12 +220,12 @@ mod tests {
 
     #[test]
     fn backends_that_need_their_own_buffers_lend_them() {
-        let machine = [candidate("Vulkan0", DeviceKind::Gpu), candidate("CPU", DeviceKind::Cpu)];
+        let machine = [candidate("SYCL0", DeviceKind::Gpu), candidate("CPU", DeviceKind::Cpu)];
         let choices = choose(&machine, &[]);
         assert_eq!(inner(&choices), [0]);
-        assert!(matches!(&choices[0].mode, Mode::Lend(reason) if reason.starts_with("Vulkan0 belongs to Vulkan")));
-        assert!(matches!(choose(&machine, &["Vulkan0".into()])[0].mode, Mode::Lend(_)));
-        assert!(matches!(choose(&machine, &["Vulkan7".into()])[0].mode, Mode::Lend(_)), "the stand-in is lent, too");
+        assert!(matches!(&choices[0].mode, Mode::Lend(reason) if reason.starts_with("SYCL0 belongs to SYCL")));
+        assert!(matches!(choose(&machine, &["SYCL0".into()])[0].mode, Mode::Lend(_)));
+        assert!(matches!(choose(&machine, &["SYCL7".into()])[0].mode, Mode::Lend(_)), "the stand-in is lent, too");
         assert_eq!(choose(&machine, &["CPU".into()])[0].mode, Mode::Proxy);
     }
 

@@ -17,7 +17,7 @@ use toolchain::stock;
 /// The inner devices of the host: the stock CPU backend, and the stand-in for a GPU.
 const INNER: [&str; 2] = ["CPU", FAKE];
 /// A backend of ggml that computes only in memory of its own.
-const OWN_MEMORY: &str = "Vulkan";
+const OWN_MEMORY: &str = "SYCL";
 
 /// The C host, built once a run.
 fn host() -> &'static Host {

@@ -177,8 +177,22 @@ pub(crate) struct Patch<'a> {
     node: Tensor<'a>,
     index: usize,
     original: *mut api3::ggml_tensor,
-    // Boxed because the node points to it while the patch lives.
-    replacement: Box<api3::ggml_tensor>,
+    // Boxed because the node points to it while the patch lives; taken when it is retired.
+    replacement: Option<Box<api3::ggml_tensor>>,
+}
+
+/// What a node read while it was patched. No node points to it any more, but an inner backend may (Vulkan's does) until it is synchronized.
+pub(crate) struct Retired {
+    _tensor: Box<api3::ggml_tensor>,
+}
+
+// SAFETY: only kept to be freed; its pointers are not followed.
+unsafe impl Send for Retired {}
+
+impl core::fmt::Debug for Retired {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Retired")
+    }
 }
 
 impl<'a> Patch<'a> {
@@ -192,9 +206,16 @@ impl<'a> Patch<'a> {
         copy.view_offs = 0;
         copy.op = host().ops.none;
         copy.src = [core::ptr::null_mut(); api3::GGML_MAX_SRC as usize];
-        let patch = Self { node, index, original: source.as_ptr(), replacement: Box::new(copy) };
-        patch.put(core::ptr::from_ref(&*patch.replacement).cast_mut());
+        let replacement = Box::new(copy);
+        let pointer = core::ptr::from_ref(&*replacement).cast_mut();
+        let patch = Self { node, index, original: source.as_ptr(), replacement: Some(replacement) };
+        patch.put(pointer);
         Some(patch)
+    }
+
+    /// Restores the node, and keeps what it read for as long as the result lives.
+    pub(crate) fn retire(mut self) -> Option<Retired> {
+        self.replacement.take().map(|tensor| Retired { _tensor: tensor })
     }
 
     fn put(&self, source: *mut api3::ggml_tensor) {

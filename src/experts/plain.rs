@@ -3,7 +3,7 @@
 //! Owns: one scratch buffer per backend.
 //! Invariants: experts keep their place within the tensor, so the host's ids stay valid; the bytes behind a copied run are
 //! those of the next expert or zero, because device kernels read past the last row. The scratch is overwritten only after the
-//! inner stream is idle.
+//! inner stream is idle, and so are the tensors freed that patched nodes read.
 //! Threads: the one that drives the backend.
 //! Does not: keep anything for the next graph, nor overlap copies with work. It is the path that is always right.
 
@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::ids::Ids;
 use crate::abi::inner;
-use crate::abi::tensor::{Patch, Tensor};
+use crate::abi::tensor::{Patch, Retired, Tensor};
 use crate::buffer::{Buffer, BufferError};
 use crate::device::Device;
 use crate::gpu::{self, Memory, Place};
@@ -43,7 +43,7 @@ pub(crate) enum PlainError {
 /// Products that are ready to run: their nodes read the scratch until this is dropped.
 pub(crate) struct Prepared<'a> {
     // Restores the nodes when dropped.
-    _patches: Vec<Patch<'a>>,
+    patches: Vec<Patch<'a>>,
     /// Stands for what was patched: equal numbers, equal nodes.
     pub(crate) variant: u64,
 }
@@ -52,6 +52,8 @@ pub(crate) struct Prepared<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct PlainPath {
     scratch: Option<Box<dyn Memory>>,
+    // What the inner stream may still look at.
+    retired: Vec<Retired>,
 }
 
 /// What is known of the ids of the products while they are prepared.
@@ -73,6 +75,7 @@ impl PlainPath {
         counters: &mut Counters,
     ) -> Result<Prepared<'a>, PlainError> {
         backend.synchronize();
+        self.retired.clear();
         let mut used: Vec<UsedExperts> = Vec::new();
         let mut placed: Vec<(TensorKey, usize)> = Vec::new();
         let mut end = 0;
@@ -106,7 +109,12 @@ impl PlainPath {
             (product.key(), address, weight.nb(), ids.key()).hash(&mut hasher);
         }
         counters.plain_nodes += products.len() as u64;
-        Ok(Prepared { _patches: patches, variant: hasher.finish() })
+        Ok(Prepared { patches, variant: hasher.finish() })
+    }
+
+    /// The products were handed to the inner stream: their nodes are restored, and what these read is kept until the stream is idle.
+    pub(crate) fn retire(&mut self, prepared: Prepared<'_>) {
+        self.retired.extend(prepared.patches.into_iter().filter_map(Patch::retire));
     }
 
     /// The scratch, grown to at least `bytes`.

@@ -11,7 +11,7 @@ use super::super::handle::{self, Kind, NotOurs};
 use super::super::host::host;
 use super::super::layout::{Words, field};
 use super::super::tensor::{BufferTypeKey, Tensor};
-use super::{behind, buffer_type, put, reg};
+use super::{behind, borrowed, buffer_type, put, reg};
 use crate::buffer::{Buffer, BufferError, Place};
 use crate::gpu::{self, Rows};
 
@@ -52,10 +52,23 @@ pub(super) fn make(
     put!(table, alone, slots.cpy_tensor, cpy_tensor);
     put!(table, alone, slots.clear, clear);
     put!(table, alone, slots.reset, reset);
-    let context = handle::new(memory);
+    let lent = inner_context(&memory);
+    let handle = handle::new(memory);
+    let context = lent.unwrap_or(handle);
     let function = host.api.ggml_backend_buffer_init;
     // SAFETY: the host's function, called through the row of the host's layout with a table of that layout.
-    unsafe { (host.layout.buffer_init)(function, buft.cast(), &table, context, size) }.cast()
+    let buffer = unsafe { (host.layout.buffer_init)(function, buft.cast(), &table, context, size) }.cast();
+    if lent.is_some() {
+        borrowed::insert(buffer, handle);
+    }
+    buffer
+}
+
+/// The context of the inner buffer behind a buffer, where the inner backend's code needs to find it in ours.
+fn inner_context(memory: &Buffer) -> Option<*mut c_void> {
+    let inner = memory.memory().filter(|_| memory.device().lends_contexts())?.passport().as_ptr();
+    // SAFETY: the passport of memory names a live buffer of the inner device, of the host's layout.
+    Some(unsafe { field(inner.cast(), host().layout.buffer.context) })
 }
 
 /// The buffer behind a C object.
@@ -63,8 +76,13 @@ pub(super) fn make(
 /// # Safety
 /// `buffer` is null or a live buffer whose type is ours.
 unsafe fn of<'a>(buffer: *mut api3::ggml_backend_buffer) -> Result<&'a Buffer, NotOurs> {
-    // SAFETY: the caller's contract.
-    unsafe { behind(buffer.cast(), &host().layout.buffer) }
+    // SAFETY: the caller's contract. A context that is the inner backend's own is readable and carries no tag of ours.
+    let tagged = unsafe { behind(buffer.cast(), &host().layout.buffer) };
+    match (tagged, borrowed::find(buffer)) {
+        // SAFETY: the table holds handles of live buffers.
+        (Err(_), Some(context)) => unsafe { handle::get(context) },
+        (tagged, _) => tagged,
+    }
 }
 
 /// The buffer behind any buffer of the host, if it is one of ours and holds memory.
@@ -166,8 +184,10 @@ unsafe extern "C" fn free_buffer(buffer: *mut api3::ggml_backend_buffer) {
         || {
             // SAFETY: as in `get_base`; null and foreign buffers are refused here.
             unsafe { of(buffer) }?;
-            // SAFETY: `of` read the same field.
-            let context = unsafe { field(buffer.cast(), host().layout.buffer.context) };
+            let context = borrowed::remove(buffer).unwrap_or_else(|| {
+                // SAFETY: `of` read the same field.
+                unsafe { field(buffer.cast(), host().layout.buffer.context) }
+            });
             // SAFETY: the host frees a buffer once and uses it no more.
             let memory = unsafe { handle::free::<Buffer>(context) }?;
             memory.device().bump_layout_epoch();

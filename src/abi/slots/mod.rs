@@ -6,6 +6,7 @@
 //! Threads: any thread of the host.
 
 pub(crate) mod backend;
+mod borrowed;
 pub(crate) mod buffer;
 mod buffer_type;
 mod device;
