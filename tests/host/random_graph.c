@@ -168,6 +168,16 @@ static struct ggml_tensor * solid(struct builder * b, struct ggml_tensor * t) {
     return ggml_is_contiguous(t) ? t : ggml_cont(b->ctx, t);
 }
 
+/* Of all the experts of a token. */
+static struct ggml_tensor * sum(struct builder * b, struct ggml_tensor * pairs) {
+    struct ggml_tensor * total = NULL;
+    for (int i = 0; i < pairs->ne[1]; i++) {
+        struct ggml_tensor * one = ggml_view_2d(b->ctx, pairs, pairs->ne[0], b->n_tokens, pairs->nb[2], i * pairs->nb[1]);
+        total = total == NULL ? one : ggml_add(b->ctx, total, one);
+    }
+    return pairs->ne[0] == WIDE ? total : ggml_mul_mat(b->ctx, b->pool->dense[1], total);
+}
+
 /* Routing. */
 
 static struct routing * add_routing(struct builder * b, struct ggml_tensor * ids, struct ggml_tensor * probs, int count) {
@@ -218,11 +228,19 @@ static const struct routing * new_routing(struct builder * b) {
         default: /* two views that begin at the same place and take other steps */
             base = input(b, GGML_TYPE_I32, 2, used, T, E);
             ids = ggml_view_3d(ctx, base, 1, used, T, base->nb[1], base->nb[2], 0);
-            add_routing(b, ggml_permute(ctx, ids, 2, 0, 1, 3), probs, count);
-            ids = ggml_view_2d(ctx, base, used, T, base->nb[2], 0);
+            ids = ggml_permute(ctx, ids, 2, 0, 1, 3);
+            add_routing(b, ids, probs, count);
+            base = ggml_view_2d(ctx, base, used, T, base->nb[2], 0);
+            base = ggml_mul_mat_id(ctx, b->pool->expert[0][count][EXPERT_UP], ggml_reshape_3d(ctx, solid(b, tokens(b)), WIDE, 1, T), base);
+            keep(b, sum(b, ggml_mul_mat_id(ctx, b->pool->expert[1][count][EXPERT_DOWN], base, ids)), NULL); /* both in one block */
+            ids = base->src[2];
             break;
     }
     return add_routing(b, ids, probs, count);
+}
+
+static const struct ggml_tensor * owner(const struct ggml_tensor * t) {
+    return t->view_src != NULL ? t->view_src : t;
 }
 
 static const struct routing * some_routing(struct builder * b) {
@@ -232,18 +250,20 @@ static const struct routing * some_routing(struct builder * b) {
 /* Other ids are written over the ones that a routing has; some read them by the old name, some by the new. */
 static void write_ids(struct builder * b) {
     const struct routing * to = some_routing(b), * from = NULL;
-    if (b->scheduled && to->ids->view_src != NULL && to->ids->view_src->op == GGML_OP_NONE) {
+    if (b->scheduled && owner(to->ids)->op == GGML_OP_NONE) {
         return; /* given by the host: a scheduler lays them on another device */
     }
     for (int i = 0; i < b->n_routings; i++) {
         const struct routing * r = &b->routings[i];
-        from = r != to && r->used == to->used && r->count == to->count ? r : from;
+        /* A copy within one tensor would depend on its threads. */
+        from = owner(r->ids) != owner(to->ids) && r->used == to->used && r->count == to->count ? r : from;
     }
     struct ggml_tensor * ids = from != NULL ? from->ids : input(b, GGML_TYPE_I32, to->used, b->n_tokens, 1, expert_counts[to->count]);
     struct ggml_tensor * written = ggml_cpy(b->ctx, ids, to->ids);
     ggml_build_forward_expand(b->g->graph, written);
     if (chance(b, 50)) {
-        add_routing(b, chance(b, 50) ? written : ggml_view_2d(b->ctx, written, to->used, b->n_tokens, written->nb[1], 0), to->probs, to->count);
+        const bool in_rows = written->nb[0] == sizeof(int32_t) && chance(b, 50);
+        add_routing(b, !in_rows ? written : ggml_view_2d(b->ctx, written, to->used, b->n_tokens, written->nb[1], 0), to->probs, to->count);
     }
 }
 
@@ -283,15 +303,6 @@ static struct ggml_tensor * product(struct builder * b, const struct routing * r
 static struct ggml_tensor * pair_weights(struct builder * b, const struct routing * r) {
     const int E = expert_counts[r->count];
     return ggml_get_rows(b->ctx, ggml_reshape_3d(b->ctx, r->probs, 1, E, b->n_tokens), r->ids);
-}
-
-static struct ggml_tensor * sum(struct builder * b, struct ggml_tensor * pairs) {
-    struct ggml_tensor * total = NULL;
-    for (int i = 0; i < pairs->ne[1]; i++) {
-        struct ggml_tensor * one = ggml_view_2d(b->ctx, pairs, pairs->ne[0], b->n_tokens, pairs->nb[2], i * pairs->nb[1]);
-        total = total == NULL ? one : ggml_add(b->ctx, total, one);
-    }
-    return pairs->ne[0] == WIDE ? total : ggml_mul_mat(b->ctx, b->pool->dense[1], total);
 }
 
 /* A block as models have it, its parts entering the graph now or later. */
