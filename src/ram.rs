@@ -28,9 +28,9 @@ pub fn limit_files(cgroup: &str) -> Vec<String> {
             }
             _ => continue,
         };
-        // A group outside of what this process sees begins with "..": what limits it from there, only the groups above tell.
-        let group =
-            parts.next().filter(|group| !group.split('/').any(|part| part == "..")).unwrap_or("").trim_end_matches('/');
+        // A group outside of what this process sees begins with "/..": what limits it from there, only the root tells.
+        let is_path = |group: &&str| group.starts_with('/') && !group.split('/').any(|part| part == "..");
+        let group = parts.next().filter(is_path).unwrap_or("").trim_end_matches('/');
         files.extend(std::path::Path::new(group).ancestors().map(|group| {
             let group = group.to_string_lossy();
             format!("{root}{}/{file}", group.trim_end_matches('/'))

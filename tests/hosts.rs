@@ -17,6 +17,8 @@ mod architectures;
 mod completions;
 #[path = "hosts/devices.rs"]
 mod devices;
+#[path = "hosts/doctored.rs"]
+mod doctored;
 #[path = "hosts/faults.rs"]
 mod faults;
 #[path = "hosts/interrupts.rs"]

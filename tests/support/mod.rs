@@ -1,8 +1,9 @@
 //! What the tests against stock hosts share: where the stock programs and the plugin are, running a child under a time
-//! limit, a small HTTP client, a running `llama-server`, and the GGUF header.
+//! limit, a small HTTP client, a running `llama-server`, the GGUF header, and models that are wrong on purpose.
 //!
 //! A helper that cannot do its work panics with the end of the child's output: in a test that is the report.
 
+pub mod doctored;
 pub mod gguf;
 pub mod http;
 pub mod process;
