@@ -1,6 +1,5 @@
 //! The committed corpus of the fuzz targets (tests/fuzz/), through the same checks, on any toolchain.
 #![expect(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
-#![expect(missing_docs, reason = "a test program")]
 
 #[path = "fuzz/src/checks.rs"]
 mod checks;

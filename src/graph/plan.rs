@@ -220,9 +220,8 @@ mod tests {
                     }).collect();
                     prop_assert!(owners.windows(2).all(|pair| pair[0] == pair[1]), "a block has one id operand");
                     let last = products.last().copied().unwrap_or(range.start);
-                    for index in range.start..last {
-                        prop_assert!(nodes[index].writes.is_none_or(|written| !owners.contains(&written)));
-                    }
+                    let written = nodes[range.start..last].iter().filter_map(|node| node.writes);
+                    prop_assert!(written.into_iter().all(|written| !owners.contains(&written)));
                 }
             }
         }

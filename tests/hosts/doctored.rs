@@ -45,7 +45,8 @@ fn outcomes(side: Side<'_>, devices: &str, list: &Path, count: usize) -> Vec<(Ou
 fn complaints(log: &str) -> Vec<&str> {
     let ordinary = [
         "summary {",
-        " MiB of ",
+        " MiB of CPU",
+        " MiB of RAM, for experts",
         "a graph of ",
         " runs over ",
         "freed a buffer",

@@ -198,19 +198,10 @@ impl Model {
         ] {
             let shape =
                 self.tensors.iter().find(|tensor| tensor.name == name.as_bytes()).expect("a tensor").shape.clone();
-            for at in 0..shape.len() {
-                for extent in [
-                    0,
-                    1,
-                    shape[at] - 1,
-                    shape[at] + 1,
-                    2 * shape[at],
-                    1 << 20,
-                    1 << 40,
-                    i64::MAX.cast_unsigned(),
-                    1 << 63,
-                    u64::MAX,
-                ] {
+            for (at, own) in shape.iter().copied().enumerate() {
+                for extent in
+                    [0, 1, own - 1, own + 1, 2 * own, 1 << 20, 1 << 40, i64::MAX.cast_unsigned(), 1 << 63, u64::MAX]
+                {
                     models.push(
                         self.with(format!("{name} {at} is {extent}"), |model| model.tensor(name).shape[at] = extent),
                     );

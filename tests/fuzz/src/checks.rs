@@ -130,7 +130,7 @@ pub fn request(data: &[u8]) {
 pub fn memory(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let bytes = machine_bytes(&text);
-    assert!(bytes % 1024 == 0 || bytes == usize::MAX, "{bytes} bytes are no whole kB");
+    assert!(bytes.is_multiple_of(1024) || bytes == usize::MAX, "{bytes} bytes are no whole kB");
     assert!(bytes == 0 || text.contains("MemTotal:"), "{bytes} bytes out of nothing");
     for file in limit_files(&text) {
         assert!(file.starts_with("/sys/fs/cgroup/"), "{file:?}");
