@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzzes everything in src/ that reads bytes from outside: run.sh SECONDS [TARGET...], so many seconds each target.
-# Needs a nightly Rust toolchain, clang or g++, and the crate libfuzzer-sys; without the toolchain it says so and counts as skipped.
+# Needs a nightly Rust toolchain, clang or g++, and the crate libfuzzer-sys; without them it says so and counts as skipped.
 # New inputs go to the target folder; one that breaks a rule stays there and is named. It belongs into tests/fuzz/corpus/ with its fix.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -13,6 +13,12 @@ host=x86_64-unknown-linux-gnu
 
 if ! compgen -G "$(rustc +nightly --print target-libdir --target "$host" 2> /dev/null)/librustc*_rt.asan.a" > /dev/null; then
   echo "fuzz: skipped (no nightly Rust toolchain with the AddressSanitizer runtime)"
+  exit 0
+fi
+
+# The only step that may need a network, once: crates that the plugin itself does not use.
+if ! cargo +nightly fetch --quiet --locked; then
+  echo "fuzz: skipped (the crates of tests/fuzz/Cargo.lock cannot be fetched)"
   exit 0
 fi
 

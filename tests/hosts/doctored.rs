@@ -1,5 +1,5 @@
 //! Models that are wrong on purpose, with the plugin and without: each runs with the same logits, is refused with the same words, or
-//! ends in the same assertion of stock's. The plugin crashes nowhere else, never hangs, and tells nothing that is not so.
+//! ends by the same signal and assertion as stock. The plugin crashes nowhere else, never hangs, and tells nothing that is not so.
 
 use std::fs;
 use std::path::Path;
@@ -93,7 +93,7 @@ fn doctored_models_end_as_with_stock() {
             }
         }
     }
-    println!("{} models: {ran} run, {refused} are refused, {died} end in an assertion", models.len());
+    println!("{} models: {ran} run, {refused} are refused, {died} end by a signal", models.len());
     assert!(ran > 5 && refused > 200, "{ran} run, {refused} are refused: the models are not what they should be");
     assert!(wrong.is_empty(), "{} of {} models:\n{}", wrong.len(), models.len(), wrong.join("\n"));
 }
