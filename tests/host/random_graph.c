@@ -404,7 +404,8 @@ static void change_tokens(struct builder * b) {
             if (b->scheduled) { /* reads one expert as a dense weight: the scheduler puts it on the CPU */
                 struct ggml_tensor * w = b->pool->expert[pick(b, N_KINDS)][2][EXPERT_BOTH];
                 w = ggml_view_2d(ctx, w, WIDE, WIDE, w->nb[1], pick(b, (int) w->ne[2]) * w->nb[2]);
-                t = ggml_scale(ctx, ggml_mul_mat(ctx, w, solid(b, t)), 0.5f);
+                /* Of a tensor that nothing changes: the scheduler copies it to the CPU once, not again after a change in place. */
+                t = ggml_scale(ctx, ggml_mul_mat(ctx, w, ggml_scale(ctx, solid(b, t), 0.75f)), 0.5f);
                 break;
             } /* fall through */
         default: t = change(b, t); break;
