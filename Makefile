@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := build
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: build stock stock-path demo test test-full lint gen gpu-pack setup help
+.PHONY: build stock stock-path demo test test-full fuzz lint gen gpu-pack setup help
 
 build: ## the release library target/release/libggml-moe.so and the command target/release/ggml-moe
 	@.ci/setup.sh rust
@@ -28,8 +28,12 @@ demo: build $(if $(LLAMA_BIN),,stock) ## a stock llama-server with the plugin an
 test: build stock ## every test that CI runs; ends with "N passed, N failed"
 	@.ci/test.sh
 
-test-full: build stock ## all operations of stock test-backend-ops on our device (about 15 minutes)
+test-full: build stock ## all operations of stock test-backend-ops on our device, and 40,000 random graphs (about 20 minutes)
 	@.ci/test.sh operations
+
+fuzz: ## ten minutes of each fuzz target, with a nightly toolchain (tests/fuzz/run.sh)
+	@.ci/setup.sh rust
+	@tests/fuzz/run.sh 600
 
 lint: build ## formatting, clippy, documentation, licences, and generated files against their sources
 	@.ci/lint.sh

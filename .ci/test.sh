@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests and ends with one plain line, "N passed, N failed":
 #   test.sh              everything that CI runs
-#   test.sh operations   all of stock test-backend-ops on our device
+#   test.sh operations   all of stock test-backend-ops on our device, and many random graphs
 # `make` has built the release library and the stock programs before.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -52,9 +52,14 @@ case ${1:-all} in
     done
     rust_tests "stock hosts" --test hosts -- --test-threads=1
     counted "address sanitizer" tests/asan.sh
+    # 12 seconds for each of the five targets.
+    counted "fuzz targets" tests/fuzz/run.sh 12
     whole "demo" tests/demo/demo.sh "$target/release/libggml-moe.so"
     ;;
-  operations) whole "all operations" all_operations ;;
+  operations)
+    whole "all operations" all_operations
+    GGML_MOE_RANDOM_GRAPHS=10000 rust_tests "random graphs" --test abi_host random_graphs
+    ;;
   *) sed -n '2,4p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
 echo "$passed passed, $failed failed"

@@ -1,6 +1,6 @@
 //! Buffers: device memory over the inner device's, and host memory for experts.
 //!
-//! Owns: the storage behind every buffer that the host gets from us, the padding rule, and the purpose of each tensor.
+//! Owns: the storage behind every buffer that the host gets from us, and the padding rule.
 //! Invariants: every access is checked against the buffer's range; the padding behind a quantized weight or KV tensor is zero.
 //! Threads: any; the host orders accesses to the same bytes, as it does for its own buffers.
 //! Does not: decide where a tensor lies (the host and `Device::supports_op` do).
@@ -13,43 +13,8 @@ use crate::config::AllocationKind;
 use crate::device::Device;
 use crate::experts::{HostMemory, Pinner};
 use crate::gpu::{self, DriverError, Memory};
+use crate::purpose::{Purpose, Role};
 use crate::telemetry::log;
-
-/// Which of a device's two buffer types.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// Dense weights, KV, compute.
-    Default,
-    /// Expert weights, in host memory.
-    Experts,
-}
-
-/// What a tensor is for, told by its name and its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// An expert weight.
-    Expert,
-    /// Any other weight.
-    Dense,
-    /// Part of a KV cache or of a recurrent state.
-    Cache,
-    /// Intermediate results, and tensors without a telling name.
-    Compute,
-}
-
-impl Purpose {
-    /// llama.cpp's names: weights end in `.weight`, `.bias`, `.scale` and the like under `blk.` or by themselves, caches start
-    /// with `cache_`.
-    pub(crate) fn of(name: &str, role: Role) -> Self {
-        let weight = [".weight", ".bias", ".scale"].iter().any(|suffix| name.ends_with(suffix));
-        match role {
-            Role::Experts => Self::Expert,
-            Role::Default if name.starts_with("cache_") => Self::Cache,
-            Role::Default if weight || name.starts_with("blk.") => Self::Dense,
-            Role::Default => Self::Compute,
-        }
-    }
-}
 
 /// A buffer of ours.
 pub(crate) struct Buffer {
@@ -297,25 +262,4 @@ pub(crate) fn alloc_size_all(device: &Device, role: Role, tensors: &[Tensor<'_>]
         device.note_dense_size(total);
     }
     total
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn purpose_by_name_and_place() {
-        for (name, purpose) in [
-            ("blk.3.attn_q.weight", Purpose::Dense),
-            ("output.weight", Purpose::Dense),
-            ("blk.0.ffn_gate_inp.bias", Purpose::Dense),
-            ("cache_k_l12", Purpose::Cache),
-            ("cache_s_l0", Purpose::Cache),
-            ("ffn_moe_logits-3", Purpose::Compute),
-            ("", Purpose::Compute),
-        ] {
-            assert_eq!(Purpose::of(name, Role::Default), purpose, "{name}");
-        }
-        assert_eq!(Purpose::of("blk.3.ffn_gate_exps.weight", Role::Experts), Purpose::Expert);
-    }
 }

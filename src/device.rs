@@ -17,6 +17,7 @@ use crate::abi::inner::{self, DeviceKind};
 use crate::abi::tensor::{BufferTypeKey, Tensor};
 use crate::config::{AllocationKind, Config};
 use crate::gpu::{self, Driver};
+use crate::ram;
 use crate::telemetry::log;
 
 /// Host memory registered by all devices of this process, in bytes: the budget is the machine's.
@@ -266,7 +267,7 @@ impl Device {
     /// The budget of pinned memory, in bytes.
     pub(crate) fn pin_limit_bytes(&self) -> usize {
         let mib = |mib: u64| usize::try_from(mib.saturating_mul(1 << 20)).unwrap_or(usize::MAX);
-        self.config.pin_budget_mb.map_or_else(|| total_memory_bytes() / 4 * 3, mib)
+        self.config.pin_budget_mb.map_or_else(|| ram::usable_bytes() / 4 * 3, mib)
     }
 
     /// The memory behind graphs was laid out anew or freed: plans made before are void.
@@ -369,44 +370,6 @@ impl KindRule {
     }
 }
 
-/// The RAM that this process may use, in bytes: the machine's, or less where a control group limits it. If the system does not tell, no
-/// limit is known and pinning goes on until the system refuses.
-fn total_memory_bytes() -> usize {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let files = limit_files(&read("/proc/self/cgroup"));
-    let limit = files.iter().filter_map(|path| read(path).trim().parse::<usize>().ok()).min();
-    let machine = machine_memory_bytes(&read("/proc/meminfo"));
-    if machine == 0 { usize::MAX } else { machine }.min(limit.unwrap_or(usize::MAX))
-}
-
-/// Where the memory limits of a process stand: of its control group and of every group above, in both versions of control groups. `cgroup`
-/// is the text of /proc/self/cgroup.
-fn limit_files(cgroup: &str) -> Vec<String> {
-    let mut files = Vec::new();
-    for line in cgroup.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (root, file) = match parts.next() {
-            Some("") => ("/sys/fs/cgroup", "memory.max"),
-            Some(controllers) if controllers.split(',').any(|name| name == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
-            }
-            _ => continue,
-        };
-        let group = parts.next().unwrap_or("").trim_end_matches('/');
-        files.extend(std::path::Path::new(group).ancestors().map(|group| {
-            let group = group.to_string_lossy();
-            format!("{root}{}/{file}", group.trim_end_matches('/'))
-        }));
-    }
-    files
-}
-
-/// `MemTotal` of /proc/meminfo, in bytes.
-fn machine_memory_bytes(meminfo: &str) -> usize {
-    let number = |line: &str| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<usize>().ok();
-    meminfo.lines().find_map(number).unwrap_or(0).saturating_mul(1024)
-}
-
 /// The memory that is reported as free while KV is allocated at once: the dense weights, and the context's share of the rest.
 ///
 /// `free' = D + max(share * (free - D), 2 GiB)`: what llama.cpp subtracts for the dense weights `D` leaves exactly the room that
@@ -459,31 +422,6 @@ mod tests {
     fn the_context_gets_its_share_of_what_the_dense_weights_leave() {
         assert_eq!(reported_free(22 * GIB, 2 * GIB, 0.30), 8 * GIB);
         assert_eq!(reported_free(22 * GIB, 2 * GIB, 1.0), 22 * GIB);
-    }
-
-    #[test]
-    fn memory_of_the_machine() {
-        assert_eq!(machine_memory_bytes("MemFree: 1 kB\nMemTotal:       24684036 kB\n"), 24_684_036 * 1024);
-        assert_eq!(machine_memory_bytes(""), 0);
-        assert!(total_memory_bytes() > 0);
-    }
-
-    #[test]
-    fn limits_stand_in_every_group_above() {
-        let files = limit_files("12:cpu,cpuacct:/x\n7:memory:/a/b\n0::/user.slice/s\n");
-        assert_eq!(
-            files,
-            [
-                "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
-                "/sys/fs/cgroup/memory/a/memory.limit_in_bytes",
-                "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-                "/sys/fs/cgroup/user.slice/s/memory.max",
-                "/sys/fs/cgroup/user.slice/memory.max",
-                "/sys/fs/cgroup/memory.max",
-            ]
-        );
-        assert_eq!(limit_files("0::/\n").last().unwrap(), "/sys/fs/cgroup/memory.max");
-        assert!(limit_files("nonsense").is_empty());
     }
 
     #[test]

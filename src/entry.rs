@@ -15,6 +15,7 @@ use crate::abi::boundary::{Slot, guard, inject_panic};
 use crate::abi::{self, Host, Refusal, slots::reg};
 use crate::config::{self, Config, Notice};
 use crate::registry;
+use crate::request::{Request, read_request};
 use crate::telemetry::log;
 
 static SETTINGS: OnceLock<(Config, Vec<Notice>)> = OnceLock::new();
@@ -79,7 +80,7 @@ fn settings() -> (Config, Vec<Notice>) {
 }
 
 /// What this process was asked for, by its arguments or llama.cpp's environment variables for them.
-fn request() -> registry::Request {
+fn request() -> Request {
     let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_else(|error| {
         log::notice(&format!(
             "the arguments of this process cannot be read (/proc/self/cmdline: {error}); if --device MoE0 is refused, set LLAMA_ARG_DEVICE=MoE0"
@@ -88,5 +89,5 @@ fn request() -> registry::Request {
     });
     let variable = |name| std::env::var(name).ok();
     let (device, split_mode) = (variable("LLAMA_ARG_DEVICE"), variable("LLAMA_ARG_SPLIT_MODE"));
-    registry::read_request(&arguments, device.as_deref(), split_mode.as_deref())
+    read_request(&arguments, device.as_deref(), split_mode.as_deref())
 }

@@ -9,6 +9,9 @@
 //! - `experts`: the experts' bytes in host memory and the way they get to the device.
 //! - `gpu`: memory of the inner device below ggml: the CUDA driver API, or ggml's own functions.
 //! - `config`, `telemetry`: the table of keys; log and counters.
+//! - `request`, `ram`, `purpose`: what the process was asked for, the RAM that it may use, what a tensor is for; pure.
+//!
+//! What is public here is so for the command and the tests; the plugin's only interface is `entry`.
 //!
 //! docs/architecture.md has the picture and the life of one token.
 
@@ -21,5 +24,10 @@ pub mod entry;
 mod experts;
 mod gpu;
 pub mod graph;
+pub mod purpose;
+pub mod ram;
 mod registry;
+pub mod request;
 pub mod telemetry;
+
+pub use experts::ids;

@@ -112,6 +112,18 @@ fn layers_split_over_two_devices_equal_the_cpu_backend() {
     case("split", "inner=FAKE0,CPU;log=debug");
 }
 
+/// Random graphs (host/random.c). `GGML_MOE_RANDOM_GRAPHS` is how many of each kind; a failure tells how to run its graph alone.
+#[test]
+fn random_graphs_equal_the_cpu_backend() {
+    let count = std::env::var("GGML_MOE_RANDOM_GRAPHS").map_or(250, |count| count.parse().unwrap());
+    let kinds = INNER.iter().flat_map(|inner| [(inner, "view"), (inner, "add-node")]);
+    for (number, (inner, graphs)) in kinds.enumerate() {
+        let seeds = format!("{}+{count}", number * count);
+        try_case(&["random", &seeds], &format!("inner={inner};log=debug;debug-graph={graphs}"), &[])
+            .unwrap_or_else(|report| panic!("{report}"));
+    }
+}
+
 #[test]
 fn a_refused_device_passes_everything_through() {
     case("pass-through", "inner=NOPE");

@@ -23,6 +23,8 @@ mod completions;
 mod context_shift;
 #[path = "hosts/devices.rs"]
 mod devices;
+#[path = "hosts/doctored.rs"]
+mod doctored;
 #[path = "hosts/embeddings.rs"]
 mod embeddings;
 #[path = "hosts/faults.rs"]

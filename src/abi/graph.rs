@@ -191,7 +191,8 @@ pub(crate) fn describe(nodes: &[Tensor<'_>], expert_weight: &dyn Fn(Tensor<'_>) 
                 .collect();
             reads.sort_unstable();
             reads.dedup();
-            Node { kind: kind(*node, expert_weight), reads }
+            let writes = node.viewed().filter(|_| node.op_class() != OpClass::View).map(|owner| owner.key());
+            Node { kind: kind(*node, expert_weight), reads, writes }
         })
         .collect()
 }

@@ -130,7 +130,8 @@ impl<'a> Tensor<'a> {
     pub(crate) fn ids_key(&self) -> IdsKey {
         let offset = if self.viewed().is_some() { self.raw().view_offs } else { 0 };
         let [used, tokens, ..] = self.ne();
-        IdsKey { owner: self.owner().key(), offset, used, tokens, token_stride: self.nb()[1] }
+        let [id_stride, token_stride, ..] = self.nb();
+        IdsKey { owner: self.owner().key(), offset, used, tokens, id_stride, token_stride }
     }
 
     pub(super) fn raw_buffer(&self) -> *mut api3::ggml_backend_buffer {

@@ -118,7 +118,11 @@ pub static KEYS: &[Key] = &[
         reason: "Shows that no panic reaches the host.",
         test_only: true,
         apply: |config, value| {
-            let known = value.split_once('.').is_some_and(|(object, slot)| !object.is_empty() && !slot.is_empty());
+            let word = |text: &str| {
+                !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+            };
+            let known =
+                value.len() <= 60 && value.split_once('.').is_some_and(|(object, slot)| word(object) && word(slot));
             config.debug_panic = Some(value.to_owned()).filter(|_| known);
             if known { Ok(()) } else { Err(()) }
         },

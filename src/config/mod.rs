@@ -9,8 +9,8 @@ mod keys;
 mod parse;
 
 pub use keys::{KEYS, Key, markdown};
-pub(crate) use parse::shown;
 pub use parse::{Notice, parse};
+pub(crate) use parse::{shown, turns_line};
 
 /// How much the plugin tells. Lines up to this detail are shown; the rest follows the host's own filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -52,14 +52,20 @@ impl fmt::Display for Notice {
     }
 }
 
-/// User text made fit for one log line: no control characters, and cut.
+/// User text made fit for one log line: nothing that breaks or turns the line, and cut.
 pub(crate) fn shown(text: &str) -> String {
     const LONGEST: usize = 60;
-    let mut line: String = text.chars().take(LONGEST).map(|c| if c.is_control() { '?' } else { c }).collect();
+    let mut line: String = text.chars().take(LONGEST).map(|c| if turns_line(c) { '?' } else { c }).collect();
     if text.chars().nth(LONGEST).is_some() {
         line.push_str("...");
     }
     line
+}
+
+/// Control characters, and those that end a line, hide, or change the direction of what follows.
+pub(crate) fn turns_line(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 fn key_names() -> String {
@@ -217,6 +223,7 @@ mod tests {
             "debug-fail-alloc=disk:1",
             "debug-pad=-1",
             "debug-panic=x",
+            "debug-panic=a.b\nc",
             "debug-graph=none",
         ] {
             let (config, notices) = parse(text);

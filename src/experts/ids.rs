@@ -1,35 +1,36 @@
-//! Expert ids as the router leaves them: 32-bit integers, one row per token, rows possibly far apart.
+//! Expert ids as the router leaves them: 32-bit integers, one row per token, ids and rows possibly far apart.
 
 use std::ops::Range;
 
 /// An id operand as bytes, with its shape.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ids<'a> {
+pub struct Ids<'a> {
     /// From the first id to behind the last, gaps between rows included.
-    pub(super) bytes: &'a [u8],
+    pub bytes: &'a [u8],
     /// Ids per token.
-    pub(super) used: usize,
+    pub used: usize,
     /// Tokens.
-    pub(super) tokens: usize,
+    pub tokens: usize,
     /// Bytes from one id to the next of the same token.
-    pub(super) id_stride: usize,
+    pub id_stride: usize,
     /// Bytes from one token to the next.
-    pub(super) token_stride: usize,
+    pub token_stride: usize,
 }
 
 /// An id that names no expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BadId {
-    pub(super) id: i64,
+pub struct BadId {
+    /// What stands where an id must be; -1 where nothing stands.
+    pub id: i64,
 }
 
 impl Ids<'_> {
     /// Which of `experts` experts are named, as runs of neighbours in ascending order.
-    pub(super) fn runs(&self, experts: usize) -> Result<Vec<Range<usize>>, BadId> {
+    pub fn runs(&self, experts: usize) -> Result<Vec<Range<usize>>, BadId> {
         let mut named = vec![false; experts];
         for token in 0..self.tokens {
             for slot in 0..self.used {
-                let at = token * self.token_stride + slot * self.id_stride;
+                let at = token.saturating_mul(self.token_stride).saturating_add(slot.saturating_mul(self.id_stride));
                 let word = self.bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());
                 let id = word.map_or(-1, |word| i64::from(i32::from_ne_bytes(*word)));
                 match usize::try_from(id).ok().and_then(|id| named.get_mut(id)) {

@@ -6,7 +6,7 @@
 //! Threads: host memory is filled by the loader and read by the threads that run graphs; the host orders the two.
 //! Does not: keep experts on the device from one graph to the next (no cache yet).
 
-mod ids;
+pub mod ids;
 mod pin;
 mod plain;
 mod store;

@@ -156,6 +156,13 @@ fn read_runs(product: Tensor<'_>, ids: Tensor<'_>, experts: usize) -> Result<Vec
     view.runs(experts).map_err(|bad| PlainError::BadId { node: product.name(), id: bad.id, experts })
 }
 
+/// Whether the rows of one expert lie between those of another, as in a permuted view: then no run of bytes is one expert.
+fn interleaves(weight: Tensor<'_>) -> bool {
+    let ([row, rows, ..], [_, row_bytes, expert_bytes, _]) = (weight.ne(), weight.nb());
+    let rows_before_the_last = usize::try_from(rows - 1).unwrap_or(0);
+    expert_bytes < rows_before_the_last * row_bytes + crate::abi::host().row_size(weight.type_(), row)
+}
+
 /// Copies runs of experts from host memory to their place in the scratch; returns the bytes copied.
 fn copy_runs(
     device: &Device,
@@ -169,12 +176,16 @@ fn copy_runs(
     let memory = weight.our_buffer().and_then(Buffer::host).ok_or_else(unreachable)?;
     let expert_bytes = weight.nb()[2];
     let whole = weight.bytes();
-    let mut copies = Vec::with_capacity(runs.len());
-    for run in runs {
-        let start = run.start * expert_bytes;
-        let end = (run.end * expert_bytes + RUN_PADDING.min(expert_bytes)).min(whole);
-        let range = memory.range(weight.data() + start, end - start).ok_or_else(unreachable)?;
-        copies.push((Place { memory: scratch, address: address + start }, range));
+    let spans: Vec<Range<usize>> = if interleaves(weight) {
+        runs.iter().take(1).map(|_| 0..whole).collect()
+    } else {
+        let end = |run: &Range<usize>| (run.end * expert_bytes + RUN_PADDING.min(expert_bytes)).min(whole);
+        runs.iter().map(|run| run.start * expert_bytes..end(run)).collect()
+    };
+    let mut copies = Vec::with_capacity(spans.len());
+    for span in spans {
+        let range = memory.range(weight.data() + span.start, span.len()).ok_or_else(unreachable)?;
+        copies.push((Place { memory: scratch, address: address + span.start }, range));
     }
     // Another tensor may have lain here: what kernels read behind the last row must decode to zero.
     let padding = Place { memory: scratch, address: address + whole };

@@ -2,7 +2,8 @@
 //!
 //! A block is the set of pair-wise nodes that lie, by data flow, between expert products with the same ids: gate, up,
 //! activation, biases, scales, down. It is a set, not a run: ggml-cuda's graph_optimize moves the shared expert between its
-//! nodes, so foreign nodes may stand inside its range. They must not read one of its inner results.
+//! nodes, so foreign nodes may stand inside its range. They must not read one of its inner results, and no node may write over
+//! the ids, which are read once, before the block runs.
 //! A candidate that breaks a rule is not a block; its products run one by one.
 
 use std::ops::Range;
@@ -21,7 +22,7 @@ pub(super) fn find(nodes: &[Node]) -> Vec<Block> {
     let mut candidates = Vec::new();
     for ids in distinct_ids(nodes) {
         let members = between(nodes, ids);
-        candidates.extend(components(nodes, &members).into_iter().filter_map(|set| recognise(nodes, &set)));
+        candidates.extend(components(nodes, &members).into_iter().filter_map(|set| recognise(nodes, ids, &set)));
     }
     candidates.sort_by_key(|block| block.range.start);
     without_overlaps(candidates)
@@ -89,9 +90,9 @@ fn components(nodes: &[Node], members: &[bool]) -> Vec<Vec<usize>> {
     sets
 }
 
-/// A connected set is a block when a product is fed by another one, no foreign node in its range reads an inner result, and
-/// no other product stands in its range.
-fn recognise(nodes: &[Node], set: &[usize]) -> Option<Block> {
+/// A connected set is a block when a product is fed by another one, no foreign node in its range reads an inner result, no other
+/// product stands in its range, and nothing in its range writes over the ids.
+fn recognise(nodes: &[Node], ids: IdsKey, set: &[usize]) -> Option<Block> {
     let is_product = |index: usize| matches!(nodes[index].kind, Kind::ExpertProduct { .. });
     let products: Vec<usize> = set.iter().copied().filter(|&index| is_product(index)).collect();
     let range = *products.first()?..*products.last()? + 1;
@@ -107,7 +108,8 @@ fn recognise(nodes: &[Node], set: &[usize]) -> Option<Block> {
     let reads_inner =
         |index: usize| nodes[index].reads.iter().any(|&read| range.contains(&read) && member[read - range.start]);
     let mut strangers = range.clone().filter(|index| !member[index - range.start]);
-    let spoilt = strangers.any(|index| is_product(index) || reads_inner(index));
+    let writes_ids = range.clone().any(|index| nodes[index].writes == Some(ids.owner));
+    let spoilt = writes_ids || strangers.any(|index| is_product(index) || reads_inner(index));
     (!spoilt).then_some(Block { products, range })
 }
 
@@ -127,19 +129,20 @@ mod tests {
     use crate::graph::{ExpertWeight, TensorKey};
 
     fn ids(owner: usize) -> IdsKey {
-        IdsKey { owner: TensorKey(owner), offset: 0, used: 4, tokens: 1, token_stride: 16 }
+        IdsKey { owner: TensorKey(owner), offset: 0, used: 4, tokens: 1, id_stride: 4, token_stride: 16 }
     }
 
     fn product(owner: usize, reads: &[usize]) -> Node {
-        Node { kind: Kind::ExpertProduct { weight: ExpertWeight::Copied, ids: ids(owner) }, reads: reads.to_vec() }
+        let kind = Kind::ExpertProduct { weight: ExpertWeight::Copied, ids: ids(owner) };
+        Node { kind, reads: reads.to_vec(), writes: None }
     }
 
     fn pair(reads: &[usize]) -> Node {
-        Node { kind: Kind::PairWise, reads: reads.to_vec() }
+        Node { kind: Kind::PairWise, reads: reads.to_vec(), writes: None }
     }
 
     fn foreign(reads: &[usize]) -> Node {
-        Node { kind: Kind::Foreign, reads: reads.to_vec() }
+        Node { kind: Kind::Foreign, reads: reads.to_vec(), writes: None }
     }
 
     fn ranges(nodes: &[Node]) -> Vec<Range<usize>> {
@@ -179,6 +182,16 @@ mod tests {
     fn foreign_reader_of_an_inner_result_spoils_it() {
         let nodes = [foreign(&[]), product(1, &[0]), foreign(&[1]), pair(&[1]), product(1, &[3])];
         assert_eq!(ranges(&nodes), []);
+    }
+
+    #[test]
+    fn writer_of_the_ids_spoils_it() {
+        let writer = |owner| Node { writes: Some(TensorKey(owner)), ..foreign(&[]) };
+        let nodes = |owner| [product(1, &[]), writer(owner), pair(&[0]), product(1, &[2])];
+        assert_eq!(ranges(&nodes(1)), []);
+        assert_eq!(ranges(&nodes(2)), vec![0..4], "another tensor may be written");
+        let before_and_behind = [writer(1), product(1, &[]), pair(&[1]), product(1, &[2]), writer(1)];
+        assert_eq!(ranges(&before_and_behind), vec![1..4]);
     }
 
     #[test]

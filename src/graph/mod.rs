@@ -53,6 +53,8 @@ pub struct IdsKey {
     pub used: i64,
     /// Tokens.
     pub tokens: i64,
+    /// Bytes from one id of a token to the next.
+    pub id_stride: usize,
     /// Bytes from one token's ids to the next's.
     pub token_stride: usize,
 }
@@ -64,4 +66,6 @@ pub struct Node {
     pub kind: Kind,
     /// The nodes of this graph that it reads (sources, and what it is a view of), by index; all smaller than its own.
     pub reads: Vec<usize>,
+    /// The tensor whose memory it writes to, if that is not its own: in-place ops, copies into a view, rows set in a cache.
+    pub writes: Option<TensorKey>,
 }

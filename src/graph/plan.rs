@@ -144,28 +144,34 @@ mod tests {
     use proptest::prelude::*;
 
     fn arbitrary_graph() -> impl Strategy<Value = Vec<Node>> {
-        proptest::collection::vec((0_u8..8, proptest::collection::vec(0_usize..1000, 0..4)), 0..60).prop_map(|raw| {
-            raw.into_iter()
-                .enumerate()
-                .map(|(index, (kind, reads))| Node {
-                    kind: match kind {
-                        0..=3 => Kind::ExpertProduct {
-                            weight: if kind % 2 == 0 { ExpertWeight::Copied } else { ExpertWeight::InPlace },
-                            ids: IdsKey {
-                                owner: TensorKey(usize::from(kind / 2)),
-                                offset: 0,
-                                used: 2,
-                                tokens: 1,
-                                token_stride: 16,
+        let reads = proptest::collection::vec(0_usize..1000, 0..4);
+        // The owners of the ids are 0 and 1; most writes go elsewhere.
+        proptest::collection::vec((0_u8..8, reads, proptest::option::weighted(0.1, 0_usize..3)), 0..60).prop_map(
+            |raw| {
+                raw.into_iter()
+                    .enumerate()
+                    .map(|(index, (kind, reads, writes))| Node {
+                        writes: writes.map(TensorKey),
+                        kind: match kind {
+                            0..=3 => Kind::ExpertProduct {
+                                weight: if kind % 2 == 0 { ExpertWeight::Copied } else { ExpertWeight::InPlace },
+                                ids: IdsKey {
+                                    owner: TensorKey(usize::from(kind / 2)),
+                                    offset: 0,
+                                    used: 2,
+                                    tokens: 1,
+                                    id_stride: 4,
+                                    token_stride: 16,
+                                },
                             },
+                            4..=6 => Kind::PairWise,
+                            _ => Kind::Foreign,
                         },
-                        4..=6 => Kind::PairWise,
-                        _ => Kind::Foreign,
-                    },
-                    reads: reads.into_iter().filter(|_| index > 0).map(|read| read % index.max(1)).collect(),
-                })
-                .collect()
-        })
+                        reads: reads.into_iter().filter(|_| index > 0).map(|read| read % index.max(1)).collect(),
+                    })
+                    .collect()
+            },
+        )
     }
 
     proptest! {
@@ -202,6 +208,34 @@ mod tests {
                     }
                 }
             }
+        }
+
+        #[test]
+        fn the_ids_of_a_block_stay_as_they_were_read(nodes in arbitrary_graph()) {
+            for step in plan(&nodes).steps {
+                if let Step::Copied { range, products } = step {
+                    let owners: Vec<_> = products.iter().filter_map(|&index| match nodes[index].kind {
+                        Kind::ExpertProduct { ids, .. } => Some(ids.owner),
+                        _ => None,
+                    }).collect();
+                    prop_assert!(owners.windows(2).all(|pair| pair[0] == pair[1]), "a block has one id operand");
+                    let last = products.last().copied().unwrap_or(range.start);
+                    let written = nodes[range.start..last].iter().filter_map(|node| node.writes);
+                    prop_assert!(written.into_iter().all(|written| !owners.contains(&written)));
+                }
+            }
+        }
+
+        #[test]
+        fn blocks_and_products_outside_are_all_products(nodes in arbitrary_graph()) {
+            let plan = plan(&nodes);
+            let is_product = |index: usize| matches!(nodes[index].kind, Kind::ExpertProduct { .. });
+            prop_assert!(plan.unrecognised.iter().all(|&index| is_product(index)));
+            prop_assert!(plan.unrecognised.windows(2).all(|pair| pair[0] < pair[1]));
+            let all = (0..nodes.len()).filter(|&index| is_product(index)).count();
+            // A block has at least two products, and each product is in one block or outside.
+            prop_assert!(plan.unrecognised.len() + 2 * plan.blocks <= all);
+            prop_assert!(plan.blocks > 0 || plan.unrecognised.len() == all);
         }
 
         #[test]

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::config::LogDetail;
+use crate::config::{LogDetail, turns_line};
 
 /// The levels that the host's log knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +68,14 @@ fn at(detail: LogDetail, text: &str) {
     send(if shows(detail) { HostLevel::Warn } else { own }, text);
 }
 
+/// One event is one line, whatever a name in it holds.
+fn line(text: &str) -> String {
+    let shown: String = text.chars().map(|c| if turns_line(c) { '?' } else { c }).collect();
+    format!("ggml-moe: {shown}\n")
+}
+
 fn send(level: HostLevel, text: &str) {
-    let line = format!("ggml-moe: {text}\n");
+    let line = line(text);
     match SINK.get() {
         Some(sink) => sink(level, &line),
         None if level == HostLevel::Warn || level == HostLevel::Error => {
@@ -77,5 +83,18 @@ fn send(level: HostLevel, text: &str) {
             let _ = std::io::stderr().write_all(line.as_bytes());
         }
         None => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::line;
+
+    #[test]
+    fn a_name_cannot_break_the_line() {
+        assert_eq!(
+            line("\"a\nggml-moe: b\u{1b}[2J\u{202e}\" is not there"),
+            "ggml-moe: \"a?ggml-moe: b?[2J?\" is not there\n"
+        );
     }
 }

@@ -163,6 +163,7 @@ static const struct {
     { "threads", case_threads, NULL },
     { "split", case_split, NULL },
     { "pass-through", case_pass_through, NULL },
+    { "random", NULL, case_random },
     { "null", case_null, NULL },
     { "foreign", case_foreign, NULL },
     { "bounds", case_bounds, NULL },

@@ -89,6 +89,7 @@ void case_scheduler(void);     /* graphs.c */
 void case_threads(void);       /* graphs.c */
 void case_split(void);         /* graphs.c */
 void case_pass_through(void);  /* graphs.c */
+void case_random(const char * seeds);    /* random.c */
 void case_null(void);          /* faults.c */
 void case_foreign(void);       /* faults.c */
 void case_bounds(void);        /* faults.c */

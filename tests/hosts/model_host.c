@@ -2,6 +2,9 @@
 //   model_host logits THREADS DEVICES MODEL OUT   write the logits of a prompt and of a few single tokens after it
 //   model_host cancel MODE DEVICES MODEL          load and give up at one place after another; print what the process holds before
 //                                                 and after: KiB of memory, open files, threads, MiB reported free by each device
+//   model_host each DEVICES LIST LOGS             run each model of the file LIST (a path a line) in a process of its own, whose
+//                                                 output goes to LOGS/NUMBER; print how each ended: NUMBER exit STATUS, or
+//                                                 NUMBER signal SIGNAL; a model that runs leaves a line "logits HASH"
 //   model_host load MODE DEVICES MODEL            print the microseconds that loading takes, of processor time and of
 //                                                 wall time (MODE: none or mmap)
 // DEVICES: names separated by commas, or "cpu". Weights are never repacked, as with -nr.
@@ -10,15 +13,19 @@
 #include "llama.h"
 
 #include <dirent.h>
+#include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { PROMPT = 40, STEPS = 4, MAX_DEVICES = 8, CANCELS = 24 };
+enum { PROMPT = 40, STEPS = 4, MAX_DEVICES = 8, CANCELS = 24, LIMIT_SECONDS = 20 };
 
 // The progress callback of a load that is to be given up.
 static bool goes_on(float progress, void * limit) {
@@ -95,6 +102,69 @@ static int logits(int threads, const char * devices, const char * path, const ch
     }
     llama_model_free(model);
     return ok;
+}
+
+// One model of many, on one thread, in a process that does nothing else.
+static int one(const char * devices, const char * path) {
+    char * bytes = NULL;
+    size_t size = 0;
+    FILE * out = open_memstream(&bytes, &size);
+    struct llama_model * model = load(path, devices, LLAMA_LOAD_MODE_NONE, NULL);
+    if (model == NULL || out == NULL) {
+        return 0;
+    }
+    struct llama_context_params params = llama_context_default_params();
+    params.n_ctx = 64;
+    params.n_threads = params.n_threads_batch = 1;
+    struct llama_context * context = llama_init_from_model(model, params);
+    const int vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    if (context == NULL || !decode(context, vocabulary, 0, 6, out) || !decode(context, vocabulary, 6, 1, out)) {
+        return 0;
+    }
+    llama_free(context);
+    llama_model_free(model);
+    fclose(out);
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < size; i++) {
+        hash = (hash ^ (unsigned char) bytes[i]) * 1099511628211u;
+    }
+    free(bytes);
+    printf("logits %016llx\n", (unsigned long long) hash);
+    return 1;
+}
+
+static int each(const char * devices, const char * list_path, const char * logs) {
+    // Read whole before the first fork: a child that exits would move the file's position, which both share.
+    static char paths[1 << 18];
+    FILE * list = fopen(list_path, "r");
+    if (list == NULL || fread(paths, 1, sizeof(paths) - 1, list) == 0 || fclose(list) != 0) {
+        return 0;
+    }
+    char * rest = NULL;
+    int number = 0;
+    for (char * path = strtok_r(paths, "\n", &rest); path != NULL; path = strtok_r(NULL, "\n", &rest), number++) {
+        fflush(stdout);
+        const pid_t child = fork();
+        if (child == 0) {
+            char log[4096];
+            snprintf(log, sizeof(log), "%s/%d", logs, number);
+            const int file = open(log, O_CREAT | O_WRONLY | O_APPEND, 0600);
+            const struct rlimit memory = { (rlim_t) 16 << 30, (rlim_t) 16 << 30 }, core = { 0, 0 };
+            if (file < 0 || dup2(file, 1) < 0 || dup2(file, 2) < 0 || setrlimit(RLIMIT_AS, &memory) != 0 ||
+                setrlimit(RLIMIT_CORE, &core) != 0) {
+                _exit(99);
+            }
+            alarm(LIMIT_SECONDS);
+            exit(one(devices, path) ? 0 : 1);
+        }
+        int status = 0;
+        if (child < 0 || waitpid(child, &status, 0) != child) {
+            return 0;
+        }
+        const int how = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
+        printf("%d %s %d\n", number, WIFEXITED(status) ? "exit" : "signal", how);
+    }
+    return 1;
 }
 
 static long long microseconds(clockid_t clock) {
@@ -192,6 +262,8 @@ int main(int argc, char ** argv) {
         ok = cancel(argv[2], argv[3], argv[4]);
     } else if (argc == 6 && strcmp(argv[1], "logits") == 0) {
         ok = logits(atoi(argv[2]), argv[3], argv[4], argv[5]);
+    } else if (argc == 5 && strcmp(argv[1], "each") == 0) {
+        ok = each(argv[2], argv[3], argv[4]);
     } else {
         fprintf(stderr, "usage: see the head of model_host.c\n");
     }

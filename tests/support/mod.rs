@@ -1,9 +1,11 @@
 //! What the tests against stock hosts share: where the stock programs and the plugin are, running a child under a time
-//! limit, a small HTTP client, a running `llama-server`, the GGUF header, and small models made for one test.
+//! limit, a small HTTP client, a running `llama-server`, the GGUF header, small models made for one test, and models that are wrong on
+//! purpose.
 //!
 //! A helper that cannot do its work panics with the end of the child's output: in a test that is the report.
 
 pub mod derived;
+pub mod doctored;
 pub mod gguf;
 pub mod http;
 pub mod process;

@@ -10,8 +10,9 @@ use super::super::host::host;
 use super::super::layout::Words;
 use super::super::tensor::{self, Tensor};
 use super::{behind, buffer, put};
-use crate::buffer::{Buffer, BufferError, Role, alloc_size, alloc_size_all};
+use crate::buffer::{Buffer, BufferError, alloc_size, alloc_size_all};
 use crate::device::Device;
+use crate::purpose::Role;
 
 /// What a buffer type's handle holds.
 pub(super) struct BufferType {

@@ -11,8 +11,8 @@ use super::super::inner::DeviceKind;
 use super::super::layout::Words;
 use super::super::tensor::{BufferTypeKey, Tensor};
 use super::{backend, behind, buffer_type, event, publish, put};
-use crate::buffer::Role;
 use crate::device::{BufferTypes, Device};
+use crate::purpose::Role;
 
 /// What a device's handle holds: the device and the C objects that belong to it.
 pub(super) struct DeviceObject {

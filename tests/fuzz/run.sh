@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Fuzzes everything in src/ that reads bytes from outside: run.sh SECONDS [TARGET...], so many seconds each target.
+# Needs a nightly Rust toolchain, clang or g++, and the crate libfuzzer-sys; without them it says so and counts as skipped.
+# New inputs go to the target folder; one that breaks a rule stays there and is named. It belongs into tests/fuzz/corpus/ with its fix.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cd "$root/tests/fuzz"
+seconds=${1:?usage: run.sh SECONDS [TARGET...]}
+shift
+targets=("$@")
+[ $# -gt 0 ] || targets=(settings request memory names ids)
+host=x86_64-unknown-linux-gnu
+
+if ! compgen -G "$(rustc +nightly --print target-libdir --target "$host" 2> /dev/null)/librustc*_rt.asan.a" > /dev/null; then
+  echo "fuzz: skipped (no nightly Rust toolchain with the AddressSanitizer runtime)"
+  exit 0
+fi
+
+# The only step that may need a network, once: crates that the plugin itself does not use.
+if ! cargo +nightly fetch --quiet --locked; then
+  echo "fuzz: skipped (the crates of tests/fuzz/Cargo.lock cannot be fetched)"
+  exit 0
+fi
+
+out=${CARGO_TARGET_DIR:-$root/target}/fuzz
+mkdir -p "$out"
+echo "fuzz: building with nightly" >&2
+coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters"
+coverage+=" -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing"
+GGML_MOE_SANITIZE=1 RUSTFLAGS="$coverage -Zsanitizer=address -Ccodegen-units=1" CARGO_TARGET_DIR=$out \
+  cargo +nightly build --quiet --locked --release --bins --target "$host"
+
+passed=0 failed=0
+for target in "${targets[@]}"; do
+  mkdir -p "$out/corpus/$target" "$out/artifacts/$target"
+  log=$out/$target.log
+  if "$out/$host/release/$target" -max_total_time="$seconds" -timeout=5 -rss_limit_mb=1024 -max_len=1024 -use_value_profile=1 \
+    -artifact_prefix="$out/artifacts/$target/" "$out/corpus/$target" "corpus/$target" > "$log" 2>&1; then
+    passed=$((passed + 1))
+    echo "fuzz: $target: $(sed -n 's/^Done \([0-9]*\) runs in \([0-9]*\).*/\1 inputs in \2 s/p' "$log")"
+  else
+    tail -n 30 "$log"
+    echo "fuzz: $target: FAILED"
+    failed=$((failed + 1))
+  fi
+done
+# In the words of Rust's test programs, so that .ci/test.sh counts it with them.
+echo "test result: $([ "$failed" = 0 ] && echo ok || echo FAILED). $passed passed; $failed failed;"
+[ "$failed" = 0 ]
