@@ -14,6 +14,9 @@ check() { # title, command...
   echo "== $1: $((SECONDS - start)) s"
 }
 
+# The fuzz targets are a workspace of their own.
+formatted() { cargo fmt --check && cargo fmt --check --manifest-path tests/fuzz/Cargo.toml; }
+
 documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet; }
 
 # Licences, banned crates and sources. Not the advisory list: it lives on a host that a build machine need not reach.
@@ -35,7 +38,7 @@ keys_page() { diff -u docs/keys.md <("$target/release/ggml-moe" keys --markdown)
 
 scripts() { local script; for script in .ci/* tests/*.sh tests/*/*.sh; do bash -n "$script" || return 1; done; }
 
-check "format" cargo fmt --check
+check "format" formatted
 check "clippy" cargo clippy --locked --all-targets --quiet -- -D warnings
 check "documentation" documentation
 check "dependencies" dependencies

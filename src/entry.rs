@@ -20,6 +20,8 @@ use crate::telemetry::log;
 
 static SETTINGS: OnceLock<(Config, Vec<Notice>)> = OnceLock::new();
 static HOST: OnceLock<&'static Host> = OnceLock::new();
+/// How many faults of the settings are told one by one.
+const MOST_NOTICES: usize = 8;
 /// The loader may be called from two threads at once.
 static LOADING: Mutex<()> = Mutex::new(());
 
@@ -47,7 +49,10 @@ fn load() -> Result<*mut c_void, Refusal> {
             log::set_sink(abi::log_to_host);
         }
         // Told after the host's log was found, or in vain.
-        notices.iter().for_each(|notice| log::error(&notice.to_string()));
+        notices.iter().take(MOST_NOTICES).for_each(|notice| log::error(&notice.to_string()));
+        if notices.len() > MOST_NOTICES {
+            log::error(&format!("GGML_MOE: {} more pieces are wrong", notices.len() - MOST_NOTICES));
+        }
         if let Some(slot) = config.debug_panic.as_deref().filter(|slot| !inject_panic(slot)) {
             log::error(&format!("GGML_MOE: debug-panic={slot} names no slot"));
         }
