@@ -1,14 +1,28 @@
 //! The layout matrix: releases of ggml other than the main one, as others have built them, load the plugin and use it.
 //!
 //! Each host of `stock/matrix.sh` is driven by the C host (`host/*.c`), compiled against headers of its layout. A small model of
-//! mixture-of-experts layers on the plugin's device must give what that host's own CPU backend gives, bit for bit.
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+//! mixture-of-experts layers on the plugin's device must give what that host's own CPU backend gives, bit for bit. The
+//! llama-server among them is asked, too (`server.rs`), and a main host that looks like none of them (`doctored.rs`).
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test reports by panicking and printing"
+)]
 
 #[path = "layouts/doctored.rs"]
 mod doctored;
 #[path = "host/runner.rs"]
 mod runner;
+#[path = "layouts/server.rs"]
+mod server;
+#[path = "hosts/summary.rs"]
+mod summary;
+#[expect(dead_code, reason = "the gates use more of it")]
+mod support;
 #[path = "conformance/toolchain.rs"]
+#[expect(dead_code, reason = "the main host is tried by abi_host.rs")]
 mod toolchain;
 
 use std::path::{Path, PathBuf};
