@@ -1,17 +1,34 @@
 //! The layout matrix: releases of ggml other than the main one, as others have built them, load the plugin and use it.
 //!
 //! Each host of `stock/matrix.sh` is driven by the C host (`host/*.c`), compiled against headers of its layout. A small model of
-//! mixture-of-experts layers on the plugin's device must give what that host's own CPU backend gives, bit for bit.
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+//! mixture-of-experts layers on the plugin's device must give what that host's own CPU backend gives, bit for bit. The
+//! llama-server among them is asked, too (`server.rs`), and a main host that looks like none of them (`doctored.rs`).
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test reports by panicking and printing"
+)]
 
 #[path = "layouts/doctored.rs"]
 mod doctored;
 #[path = "host/runner.rs"]
 mod runner;
+#[path = "layouts/server.rs"]
+mod server;
+#[path = "hosts/summary.rs"]
+mod summary;
+#[expect(dead_code, reason = "the gates use more of it")]
+mod support;
 #[path = "conformance/toolchain.rs"]
+#[expect(dead_code, reason = "the main host is tried by abi_host.rs")]
 mod toolchain;
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
+use std::thread;
+use std::time::Instant;
 
 use runner::{FAKE, Host};
 use toolchain::matrix;
@@ -55,12 +72,33 @@ fn build(entry: &Entry) -> Host {
     Host::build(&format!("host-{}", entry.name), &entry.source, &entry.libraries, instead, &flags)
 }
 
+/// Every host of the matrix with its program, built once a run, two at a time.
+fn hosts() -> &'static [(Entry, Host)] {
+    static HOSTS: OnceLock<Vec<(Entry, Host)>> = OnceLock::new();
+    HOSTS.get_or_init(|| {
+        let next = Mutex::new(entries().into_iter());
+        let builder = || {
+            let mut built = Vec::new();
+            loop {
+                let Some(entry) = next.lock().unwrap().next() else { return built };
+                let host = build(&entry);
+                built.push((entry, host));
+            }
+        };
+        thread::scope(|scope| {
+            let builders = [scope.spawn(builder), scope.spawn(builder)];
+            builders.into_iter().flat_map(|builder| builder.join().unwrap()).collect()
+        })
+    })
+}
+
 /// What each host must do, with the keys. The stand-in for a GPU has the host's own layout, too.
 fn cases(layout: &str) -> Vec<(&'static str, String)> {
     let mut cases = vec![
         ("load", "inner=CPU".to_owned()),
         ("device", "inner=CPU".to_owned()),
         ("two-devices", "inner=CPU,CPU".to_owned()),
+        ("threads", "inner=CPU".to_owned()),
         ("pass-through", "inner=NOPE".to_owned()),
         ("split", "inner=FAKE0,CPU;log=debug".to_owned()),
         ("graphs", "inner=CPU;log=debug;debug-graph=add-node".to_owned()),
@@ -70,7 +108,7 @@ fn cases(layout: &str) -> Vec<(&'static str, String)> {
         cases.push(("load-again", "inner=CPU".to_owned()));
     }
     for inner in ["CPU", FAKE] {
-        for case in ["supports", "buffers", "copies", "scheduler", "threads", "null", "foreign", "bounds"] {
+        for case in ["supports", "buffers", "copies", "scheduler", "null", "foreign", "bounds"] {
             cases.push((case, format!("inner={inner}")));
         }
         cases.push(("graphs", format!("inner={inner};log=debug")));
@@ -78,18 +116,21 @@ fn cases(layout: &str) -> Vec<(&'static str, String)> {
     cases
 }
 
-/// Runs every case on every host of a layout.
+/// Runs every case on every host of a layout. One thread computes: threads of ggml wait for each other by spinning, which takes many
+/// times as long as the work where the cores are shared, and how many there are is no matter of layout.
 fn hosts_of(layout: &str) {
     let mut failures = Vec::new();
-    let entries: Vec<Entry> = entries().into_iter().filter(|entry| entry.layout == layout).collect();
-    assert!(entries.len() > 2, "the matrix has {} hosts of {layout}", entries.len());
-    for entry in &entries {
-        let host = build(entry);
+    let hosts: Vec<&(Entry, Host)> = hosts().iter().filter(|(entry, _)| entry.layout == layout).collect();
+    assert!(hosts.len() > 2, "the matrix has {} hosts of {layout}", hosts.len());
+    for (entry, host) in hosts {
         let before = failures.len();
+        let start = Instant::now();
         for (case, keys) in cases(layout) {
-            failures.extend(host.try_case(&[case], &keys, &[]).err().map(|report| format!("{}: {report}", entry.name)));
+            let result = host.try_case(&[case], &keys, &[("MOE_HOST_THREADS", "1")]);
+            failures.extend(result.err().map(|report| format!("{}: {report}", entry.name)));
         }
-        println!("{}: {} cases, {} failed", entry.name, cases(layout).len(), failures.len() - before);
+        let failed = failures.len() - before;
+        println!("{}: {} cases, {failed} failed, {:.1?}", entry.name, cases(layout).len(), start.elapsed());
     }
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
@@ -109,8 +150,8 @@ fn hosts_of_api_2_of_2025() {
 fn a_panic_in_any_slot_stays_inside() {
     let mut failures = Vec::new();
     for layout in ["api2", "api2-2025"] {
-        let entry = entries().into_iter().find(|entry| entry.layout == layout).expect("a host of each layout");
-        let reports = build(&entry).panic_in_each_slot();
+        let (entry, host) = hosts().iter().find(|(entry, _)| entry.layout == layout).expect("a host of each layout");
+        let reports = host.panic_in_each_slot();
         failures.extend(reports.into_iter().map(|report| format!("{}: {report}", entry.name)));
     }
     assert!(failures.is_empty(), "{} slots:\n{}", failures.len(), failures.join("\n\n"));

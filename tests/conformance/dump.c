@@ -1,12 +1,12 @@
 /*
- * Prints the size, place or value of every item of list.h, one "kind name numbers" line each.
- * Built twice by abi_conformance.rs: with -DREAL against ggml's own headers, and against ours.
+ * Prints the size, place or value of every item of list.inc, one "kind name numbers" line each.
+ * Built by abi_conformance.rs, which makes list.inc out of lists/: with -DREAL against ggml's own headers, and against ours.
  */
 #ifdef REAL
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #else
-#include "ggml-imports.h"
+#include "ggml-abi.h"
 #endif
 
 #include <stdio.h>
@@ -28,6 +28,6 @@ void ggml_abort(const char * file, int line, const char * fmt, ...) {
                                       sizeof(((struct tag *) 0)->member));
 
 int main(void) {
-#include "list.h"
+#include "list.inc"
     return 0;
 }

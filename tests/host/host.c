@@ -116,7 +116,8 @@ void set_threads(ggml_backend_t backend, int n_threads) {
     ggml_backend_set_n_threads_t set =
         (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
     CHECK(set != NULL, "%s offers no ggml_backend_set_n_threads", ggml_backend_reg_name(reg));
-    set(backend, n_threads);
+    const char * most = getenv("MOE_HOST_THREADS");
+    set(backend, most != NULL && atoi(most) < n_threads ? atoi(most) : n_threads);
 }
 
 /* Small things. */

@@ -65,7 +65,7 @@ ggml_backend_dev_t cpu_device(void);
 void register_fake(const char * name);
 /* The device that the plugin stands in front of: FAKE0 where it is registered, else the stock CPU. */
 ggml_backend_dev_t inner_device(void);
-/* Sets the thread count of any backend through its reg's proc, as llama.cpp does. */
+/* Sets the thread count of any backend through its reg's proc, as llama.cpp does; MOE_HOST_THREADS is the most that it sets. */
 void set_threads(ggml_backend_t backend, int n_threads);
 
 /* A context that holds tensors without data. */

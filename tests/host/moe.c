@@ -6,9 +6,14 @@ static struct ggml_tensor * named(struct ggml_tensor * tensor, int layer, const 
     return ggml_format_name(tensor, "blk.%d.%s", layer, name);
 }
 
+/* How many rows of a tensor are made; the others are the same in turn. Quantizing all of them would take longer than everything
+ * else. A prime, so that no two experts have the same row at the same place. */
+#define DISTINCT_ROWS 61
+
 /* Weights of the size that keeps activations near 1, in the tensor's own format. */
 static void make_weights(struct ggml_tensor * t, uint32_t seed) {
-    const int64_t n = ggml_nelements(t);
+    const int64_t rows = ggml_nrows(t), distinct = rows < DISTINCT_ROWS ? rows : DISTINCT_ROWS;
+    const int64_t n = distinct * t->ne[0];
     uint32_t * noise = get_memory(n * sizeof(uint32_t));
     float * values = get_memory(n * sizeof(float));
     fill(noise, n * sizeof(uint32_t), seed);
@@ -16,8 +21,11 @@ static void make_weights(struct ggml_tensor * t, uint32_t seed) {
     for (int64_t i = 0; i < n; i++) {
         values[i] = scale * ((float) (noise[i] >> 8) / (float) (1 << 23) - 1.0f);
     }
-    const size_t written = ggml_quantize_chunk(t->type, values, t->data, 0, n / t->ne[0], t->ne[0], NULL);
-    CHECK(written == ggml_nbytes(t), "%zu bytes of %s", written, t->name);
+    const size_t written = ggml_quantize_chunk(t->type, values, t->data, 0, distinct, t->ne[0], NULL);
+    CHECK(written == distinct * t->nb[1], "%zu bytes of %s", written, t->name);
+    for (int64_t i = distinct; i < rows; i++) {
+        memcpy((char *) t->data + i * t->nb[1], (char *) t->data + i % distinct * t->nb[1], t->nb[1]);
+    }
     free(values);
     free(noise);
 }
@@ -62,7 +70,7 @@ static bool place_model(struct moe_model * model, enum ggml_type type, const str
     return true;
 }
 
-/* The model in the stock CPU's memory, made once for each type and kept: quantizing takes longer than everything else. */
+/* The model in the stock CPU's memory, made once for each type and kept. */
 static const struct moe_model * cpu_model(enum ggml_type type) {
     static struct moe_model models[GGML_TYPE_COUNT];
     struct moe_model * model = &models[type];

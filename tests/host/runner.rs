@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 use crate::toolchain::{compiler, root, run, scratch};
 
@@ -21,6 +22,23 @@ pub fn plugin() -> PathBuf {
     path
 }
 
+/// Runs a compiler whose output is still to be named, unless the same command has made it out of the same files before.
+fn build_if_changed(mut command: Command, program: &Path) {
+    let time = |path: &Path| path.metadata().and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let headers = std::fs::read_dir(root().join("tests/host")).unwrap().map(|entry| time(&entry.unwrap().path()));
+    let arguments = command.get_args().map(Path::new).filter(|path| path.is_absolute()).map(time);
+    let newest = headers.chain(arguments).max().unwrap();
+    let (made_by, line) = (program.with_extension("command"), format!("{command:?}"));
+    if time(program) > newest && std::fs::read_to_string(&made_by).is_ok_and(|text| text == line) {
+        return;
+    }
+    // Under another name first: a run beside this one may be using the program.
+    let new = program.with_extension(std::process::id().to_string());
+    run(command.arg(&new));
+    std::fs::rename(&new, program).unwrap();
+    std::fs::write(made_by, line).unwrap();
+}
+
 /// The C host, built against one release.
 pub struct Host {
     program: PathBuf,
@@ -32,6 +50,7 @@ pub struct Host {
 impl Host {
     /// Builds it in the folder `name` against the headers of `source` (a ggml folder) and the libraries of a folder, with these
     /// flags and those of `GGML_MOE_HOST_CFLAGS` (tests/asan.sh has some).
+    /// What is there already is kept while the sources, the libraries and the command stay the same.
     pub fn build(name: &str, source: &Path, libraries: &Path, instead: Option<PathBuf>, flags: &[&str]) -> Self {
         let more = std::env::var("GGML_MOE_HOST_CFLAGS").unwrap_or_default();
         // A host with other flags is another program, so that two runs side by side do not take each other's.
@@ -58,7 +77,8 @@ impl Host {
         command.args(["-Werror", "-O1", "-g"]).args(flags).args(sources).args(more.split_whitespace());
         command.arg(library("libggml")).arg(library("libggml-base"));
         command.arg(format!("-Wl,-rpath,{}", libraries.display())).arg("-Wl,--allow-shlib-undefined");
-        run(command.args(["-lm", "-lpthread", "-o"]).arg(&program));
+        command.args(["-lm", "-lpthread", "-o"]);
+        build_if_changed(command, &program);
         Self { program, libraries: libraries.to_owned(), instead }
     }
 

@@ -1,1 +1,95 @@
+//! A host whose layout the plugin does not know: the main one, made to look different by a preloaded library (`doctored.c`).
+//!
+//! It must run as if the plugin were not there, and the plugin must say in one line what to do.
 
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::summary::ran_in_blocks;
+use crate::support::fixture_model;
+use crate::support::process::{Finished, run};
+use crate::support::server::{Completion, Server};
+use crate::support::stock::{OVER_CPU, Side, preload, tool};
+
+/// What makes the host unknown, and what the plugin's line must name.
+const UNKNOWN: [(&str, &str); 5] = [
+    ("slot", "known layouts: "),
+    ("version", "its backend api version is 99"),
+    ("tensor", "tensors differ"),
+    ("op", "no op named MUL_MAT_ID"),
+    ("function", "does not export ggml_graph_add_node"),
+];
+
+/// The plugin without a device that is named.
+const UNNAMED: Side<'_> = Side::Plugin { keys: "inner=CPU;log=debug", device: "" };
+
+fn host(side: Side<'_>, doctor: &str) -> Command {
+    let mut command = undoctored(side);
+    preload(&mut command, "layouts/doctored").env("GGML_MOE_DOCTOR", doctor);
+    command
+}
+
+fn answer(mut command: Command) -> (Completion, Finished) {
+    let mut server = Server::launch(&mut command);
+    server.wait_ready();
+    (server.complete("A list is a mutable sequence. A tuple is", 16, 3), server.stop())
+}
+
+/// What stock alone answers.
+fn stock() -> &'static Completion {
+    static ANSWER: OnceLock<Completion> = OnceLock::new();
+    ANSWER.get_or_init(|| answer(undoctored(Side::Stock)).0)
+}
+
+fn undoctored(side: Side<'_>) -> Command {
+    let mut command = tool("llama-server", side, &fixture_model(), 2);
+    command.args(["-c", "256", "-np", "1"]);
+    command
+}
+
+/// The line of ours that tells why and what to do, as often as it stands there.
+fn told(finished: &Finished, reason: &str) -> usize {
+    let lines = finished.lines_with("ggml-moe: ");
+    let right = |line: &String| line.contains(reason) && line.contains("remove --device MoE0");
+    assert!(lines.iter().all(right), "{}", finished.report(&format!("{reason:?} was expected: {lines:#?}")));
+    lines.len()
+}
+
+#[test]
+fn an_unknown_layout_leaves_the_host_as_it_is() {
+    for (doctor, reason) in UNKNOWN {
+        let (completion, finished) = answer(host(UNNAMED, doctor));
+        assert_eq!(told(&finished, reason), 1, "{}", finished.report(doctor));
+        assert_eq!(&completion, stock(), "{doctor}");
+    }
+}
+
+/// llama.cpp ends when it does not know a device that is named; the plugin's line says what to do. It stands there once for each
+/// time that llama.cpp loads its backends: at the start, and to look the name up.
+#[test]
+fn a_named_device_is_refused_by_the_host_itself() {
+    for (doctor, reason) in UNKNOWN {
+        let finished = run(&mut host(OVER_CPU, doctor), Duration::from_secs(30)).clean_failure();
+        assert_eq!(finished.lines_with("invalid device: MoE0").len(), 1, "{}", finished.report(doctor));
+        assert!((1..=2).contains(&told(&finished, reason)), "{}", finished.report(doctor));
+    }
+}
+
+/// Graphs of another form are no reason to refuse: parts of them are then built through public functions.
+#[test]
+fn graphs_of_an_unknown_form_are_built_anew() {
+    let (completion, finished) = answer(host(OVER_CPU, "graph"));
+    assert_eq!(finished.lines_with("graphs built anew").len(), 1, "{}", finished.report("views were made"));
+    ran_in_blocks(&finished);
+    assert_eq!(&completion, stock());
+}
+
+/// The preloaded library itself changes nothing.
+#[test]
+fn an_undoctored_host_is_known() {
+    let (completion, finished) = answer(host(OVER_CPU, ""));
+    assert_eq!(finished.lines_with("graphs handed on as views").len(), 1, "{}", finished.report("not known"));
+    ran_in_blocks(&finished);
+    assert_eq!(&completion, stock());
+}

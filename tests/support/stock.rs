@@ -85,7 +85,12 @@ pub fn command(path: &Path, side: Side<'_>) -> Command {
 /// The environment that makes a program load all of ggml's backends before its `main`: several stock test programs look a
 /// device up by name before anything has loaded it.
 pub fn load_all_backends(command: &mut Command) -> &mut Command {
-    let libraries = [preloaded("load_all"), preloaded("support/flush_log")].map(|path| path.display().to_string());
+    preload(command, "load_all")
+}
+
+/// Puts the library of `tests/NAME.c` before all others of a program.
+pub fn preload<'a>(command: &'a mut Command, name: &str) -> &'a mut Command {
+    let libraries = [preloaded(name), preloaded("support/flush_log")].map(|path| path.display().to_string());
     command.env("LD_PRELOAD", libraries.join(" "))
 }
 
@@ -97,13 +102,18 @@ fn preloaded(name: &str) -> PathBuf {
 /// A stock program with what every comparison needs: the model, no repacking, the side's devices.
 pub fn tool(name: &str, side: Side<'_>, model: &Path, threads: u32) -> Command {
     let mut command = program(name, side);
+    with_model(&mut command, side, model, threads);
+    command
+}
+
+/// The same arguments for a program of any release.
+pub fn with_model(command: &mut Command, side: Side<'_>, model: &Path, threads: u32) {
     command.args(["-m", text(model), "-nr", "-t", &threads.to_string(), "-ngl", "99"]);
     if let Side::Plugin { device, .. } = side
         && !device.is_empty()
     {
         command.args(["--device", device]);
     }
-    command
 }
 
 /// The small host of our own over stock libllama (`tests/hosts/model_host.c`).
@@ -122,6 +132,7 @@ fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
         let mut cc = Command::new("cc");
         cc.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror"]).args(flags).arg("-o").arg(&output).arg(&source);
         cc.arg("-I").arg(headers.join("include")).arg("-I").arg(headers.join("ggml/include"));
+        cc.arg("-isystem").arg(headers.join("ggml/src"));
         cc.arg("-Wl,--as-needed").arg("-L").arg(bin).arg(format!("-Wl,-rpath,{}", bin.display())).args([
             "-lllama",
             "-lggml",
