@@ -24,6 +24,8 @@ mod support;
 #[path = "conformance/toolchain.rs"]
 #[expect(dead_code, reason = "the main host is tried by abi_host.rs")]
 mod toolchain;
+#[path = "layouts/vulkan.rs"]
+mod vulkan;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};

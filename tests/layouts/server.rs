@@ -28,7 +28,18 @@ fn program(side: Side<'_>) -> Command {
 
 /// Starts the server, asks and stops it.
 fn ask<T>(side: Side<'_>, arguments: &[&str], question: impl FnOnce(&Server) -> T) -> (T, Finished) {
+    ask_with(side, &[], arguments, question)
+}
+
+/// The same with more of an environment.
+pub(crate) fn ask_with<T>(
+    side: Side<'_>,
+    environment: &[(&str, &str)],
+    arguments: &[&str],
+    question: impl FnOnce(&Server) -> T,
+) -> (T, Finished) {
     let mut command = program(side);
+    command.envs(environment.iter().copied());
     with_model(&mut command, side, &fixture_model(), 2);
     let mut server = Server::launch(command.args(arguments));
     server.wait_ready();

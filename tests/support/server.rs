@@ -12,8 +12,9 @@ use super::http;
 use super::process::{Finished, Running, tail};
 use super::stock::{Side, tool};
 
-/// How long a server may take to start, to answer or to stop; several times what a loaded machine needs.
-const LIMIT: Duration = Duration::from_secs(60);
+/// How long a server may take to start, to answer or to stop; several times what a loaded machine needs, and one that computes on a
+/// software driver for GPUs.
+const LIMIT: Duration = Duration::from_secs(240);
 
 /// A server that has answered `/health`; dropping it kills it.
 pub struct Server {
