@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := build
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: build stock stock-path demo test test-full fuzz lint gen gpu-pack setup help
+.PHONY: build stock stock-matrix stock-path demo test test-full fuzz lint gen gpu-pack setup help
 
 build: ## the release library target/release/libggml-moe.so and the command target/release/ggml-moe
 	@.ci/setup.sh rust
@@ -19,13 +19,17 @@ stock: ## the stock llama.cpp that tests and demo run, fetched and built once in
 	@tests/stock/stock.sh build
 	@tests/stock/stock.sh path
 
+stock-matrix: ## other releases of ggml that the tests load the plugin into, fetched once into the cache (340 MB)
+	@.ci/setup.sh matrix
+	@tests/stock/matrix.sh build
+
 stock-path: ## print the folder of the stock programs and nothing else; builds nothing
 	@tests/stock/stock.sh path
 
 demo: build $(if $(LLAMA_BIN),,stock) ## a stock llama-server with the plugin answers a request on the bundled model
 	@tests/demo/demo.sh $(TARGET)/release/libggml-moe.so
 
-test: build stock ## every test that CI runs; ends with "N passed, N failed"
+test: build stock stock-matrix ## every test that CI runs; ends with "N passed, N failed"
 	@.ci/test.sh
 
 test-full: build stock ## all operations of stock test-backend-ops on our device, and 40,000 random graphs (about 20 minutes)
@@ -54,4 +58,4 @@ setup: ## install missing Debian packages (as root) and check the Rust toolchain
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name text; do \
-	  printf '  make %-11s %s\n' "$$name" "$$text"; done
+	  printf '  make %-12s %s\n' "$$name" "$$text"; done

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes sure that the tools for a task are there: setup.sh rust|stock|gen|all. Silent when nothing is missing.
+# Makes sure that the tools for a task are there: setup.sh rust|stock|matrix|gen|all. Silent when nothing is missing.
 # Missing Debian packages are installed when this runs as root; a Rust toolchain is only checked for.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,13 +36,20 @@ want_stock() {
   python3 -m pip --version > /dev/null 2>&1 || packages+=(python3-pip)
 }
 
+# One host of the layout matrix is a package of npm.
+want_matrix() {
+  want_stock
+  want npm:npm
+}
+
 want_gen() { compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' > /dev/null || [ -n "${LIBCLANG_PATH:-}" ] || packages+=(libclang-dev); }
 
 case ${1:-} in
   rust) want_rust ;;
   stock) want_stock ;;
+  matrix) want_matrix ;;
   gen) want_gen ;;
-  all) want_rust; want_stock; want_gen ;;
+  all) want_rust; want_matrix; want_gen ;;
   *) sed -n '2,3p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
 

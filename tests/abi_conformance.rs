@@ -17,7 +17,7 @@ use toolchain::{compiler, matrix, root, run, scratch, stock};
 
 /// What one of our headers says, and where the truth is.
 struct Claim {
-    /// A folder for what is built.
+    /// For reports and folders.
     name: &'static str,
     /// The folder in `ggml-headers/`.
     headers: &'static str,
@@ -80,9 +80,9 @@ fn lines(program: &Path) -> BTreeSet<String> {
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// The folder of a claim, with its list in it.
-fn folder(claim: &Claim) -> PathBuf {
-    let folder = scratch(claim.name);
+/// A folder for what is built of a claim, with its list in it. The tests run side by side, so `purpose` keeps them apart.
+fn folder(claim: &Claim, purpose: &str) -> PathBuf {
+    let folder = scratch(&format!("{}-{purpose}", claim.name));
     let lists = root().join("tests/conformance/lists");
     let text: String = claim.lists.iter().map(|name| format!("#include \"{}/{name}.h\"\n", lists.display())).collect();
     std::fs::write(folder.join("list.inc"), text).unwrap();
@@ -91,7 +91,7 @@ fn folder(claim: &Claim) -> PathBuf {
 
 /// Builds `dump.c` and returns what it prints.
 fn dump(claim: &Claim, name: &str, flags: &[&str]) -> BTreeSet<String> {
-    let folder = folder(claim);
+    let folder = folder(claim, "dump");
     let program = folder.join(name);
     let mut command = compiler(&claim.release);
     command.args(flags).arg("-I").arg(&folder).arg("-I").arg(root().join("ggml-headers").join(claim.headers));
@@ -157,7 +157,7 @@ fn agrees_with_release(claim: &Claim) -> BTreeSet<String> {
 
 /// Compares the bindings with what the header says: neither may have an item more.
 fn agrees_with_bindings(claim: &Claim, ours: &BTreeSet<String>) {
-    let folder = folder(claim);
+    let folder = folder(claim, "dump");
     let (source, program) = (folder.join("bindings.rs"), folder.join("bindings"));
     let bindings = root().join(format!("src/abi/gen/{}.rs", claim.headers.replace('-', "_")));
     std::fs::write(&source, rust_dump(&bindings)).unwrap();
@@ -180,7 +180,8 @@ fn item(line: &str) -> String {
 
 #[test]
 fn older_layouts_agree() {
-    let newest: BTreeSet<String> = dump(&api3(), "ours", &[]).iter().map(|line| item(line)).collect();
+    let newest: BTreeSet<String> =
+        dump(&Claim { name: "conformance-newest", ..api3() }, "ours", &[]).iter().map(|line| item(line)).collect();
     for (own, shared) in older() {
         let declared = agrees_with_release(&own);
         agrees_with_bindings(&own, &declared);
@@ -242,7 +243,7 @@ fn types_agree(claim: &Claim) {
     let headers = root().join("ggml-headers").join(claim.headers);
     let text = declarations(&std::fs::read_to_string(headers.join("ggml-abi.h")).unwrap());
     assert!(text.contains("struct mirror_ggml_backend_i {"), "the header was not understood:\n{text}");
-    let folder = folder(claim);
+    let folder = folder(claim, "types");
     std::fs::write(folder.join("declarations.inc"), text).unwrap();
     let mut command = compiler(&claim.release);
     command.args(["-fsyntax-only", "-Werror", "-I"]).arg(&folder).arg("-I").arg(&headers);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use super::{kept_folder, package, process, text};
@@ -123,6 +123,9 @@ pub fn model_host() -> PathBuf {
 
 /// Compiles a C file of the tests against the stock headers and libraries, unless a newer result is there.
 fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
+    // Tests that run side by side want the same files.
+    static COMPILING: Mutex<()> = Mutex::new(());
+    let _compiling = COMPILING.lock().expect("a compiler failed");
     let source = package().join("tests").join(source);
     let output = kept_folder("c").join(output);
     let time = |path: &Path| path.metadata().and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
