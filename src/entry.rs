@@ -22,8 +22,8 @@ static SETTINGS: OnceLock<(Config, Vec<Notice>)> = OnceLock::new();
 static HOST: OnceLock<&'static Host> = OnceLock::new();
 /// How many faults of the settings are told one by one.
 const MOST_NOTICES: usize = 8;
-/// The loader may be called from two threads at once.
-static LOADING: Mutex<()> = Mutex::new(());
+/// The loader may be called from two threads at once. Holds the refusal that was told last.
+static LOADING: Mutex<Option<Refusal>> = Mutex::new(None);
 
 /// How well this plugin suits the machine; a loader that has several variants of one backend takes the highest. There is one.
 #[unsafe(no_mangle)]
@@ -35,8 +35,17 @@ pub extern "C" fn ggml_backend_score() -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn ggml_backend_init() -> *mut c_void {
     guard(Slot::EntryInit, core::ptr::null_mut, || {
-        let _loading = LOADING.lock();
-        load().map_err(|refusal| format!("{refusal}; {}", refusal.advice()))
+        let mut told = LOADING.lock();
+        match load() {
+            // Hosts load their backends several times, to look a name up for one; the same refusal is told once.
+            Err(refusal) if told.as_ref() == Some(&refusal) => Ok(core::ptr::null_mut()),
+            Err(refusal) => {
+                let line = format!("{refusal}; {}", refusal.advice());
+                *told = Some(refusal);
+                Err(line)
+            }
+            Ok(reg) => Ok(reg),
+        }
     })
 }
 

@@ -100,9 +100,18 @@ fn choose(api: &Imports) -> Result<&'static Layout, Refusal> {
             && properties_fit(api)
     };
     LAYOUTS.iter().find(fits).copied().ok_or_else(|| {
-        let version = version.map_or_else(|| "none".to_owned(), |version| version.to_string());
         let known: Vec<&str> = LAYOUTS.iter().map(|layout| layout.name).collect();
-        Refusal::UnknownLayout(format!("its backend api version is {version}; known layouts: {}", known.join(", ")))
+        let known = known.join(", ");
+        let is_known = |version: &c_int| LAYOUTS.iter().any(|layout| layout.api_version == *version);
+        Refusal::UnknownLayout(match version {
+            Some(version) if is_known(&version) => {
+                format!(
+                    "backend api version {version}, but its objects look otherwise than those of the layouts {known}"
+                )
+            }
+            Some(version) => format!("backend api version {version}; this plugin knows the layouts {known}"),
+            None => format!("its objects look otherwise than those of the layouts {known}"),
+        })
     })
 }
 
