@@ -164,7 +164,9 @@ static const struct {
     { "threads", case_threads, NULL },
     { "split", case_split, NULL },
     { "pass-through", case_pass_through, NULL },
+#if HOST_HAS_RANDOM
     { "random", NULL, case_random },
+#endif
     { "null", case_null, NULL },
     { "foreign", case_foreign, NULL },
     { "bounds", case_bounds, NULL },

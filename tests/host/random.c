@@ -9,6 +9,8 @@
  */
 #include "random.h"
 
+#if HOST_HAS_RANDOM
+
 #include <math.h>
 #include <signal.h>
 #include <unistd.h>
@@ -254,3 +256,5 @@ void case_random(const char * argument) {
     printf("%lld graphs, %lld results; %s\n", told.graphs, told.results, line);
     CHECK(failed == 0, "%d of %lld graphs differ", failed, told.graphs);
 }
+
+#endif /* HOST_HAS_RANDOM */

@@ -5,6 +5,8 @@
  */
 #include "random.h"
 
+#if HOST_HAS_RANDOM
+
 #include <math.h>
 
 const int expert_counts[N_COUNTS] = { 1, 5, 8 };
@@ -469,3 +471,5 @@ struct random_graph random_graph_new(const struct pool * pool, uint64_t seed, in
 void random_graph_free(struct random_graph * graph) {
     ggml_free(graph->ctx);
 }
+
+#endif /* HOST_HAS_RANDOM */
