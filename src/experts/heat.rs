@@ -19,14 +19,16 @@ pub struct Heat {
     uses: Vec<f32>,
     /// What one use adds now.
     unit: f32,
-    /// Tokens seen, in units of `unit` 1: faded like the uses.
+    /// Tokens seen, faded like the uses.
     tokens: f64,
+    /// From a number of the table to a rate.
+    scale: f32,
 }
 
 impl Heat {
     /// A table that has seen nothing.
     pub fn new(blocks: usize) -> Self {
-        Self { uses: vec![0.0; blocks], unit: 1.0, tokens: 0.0 }
+        Self { uses: vec![0.0; blocks], unit: 1.0, tokens: 0.0, scale: 1.0 }
     }
 
     /// A table with given rates, as if learned from `tokens` tokens.
@@ -35,7 +37,9 @@ impl Heat {
         #[expect(clippy::cast_possible_truncation, reason = "rounded to the precision of the table")]
         let scale = tokens as f32;
         let uses = rates.into_iter().map(|rate| if rate > 0.0 && rate.is_finite() { rate * scale } else { 0.0 });
-        Self { uses: uses.collect(), unit: 1.0, tokens }
+        let mut heat = Self { uses: uses.collect(), unit: 1.0, tokens, scale: 1.0 };
+        heat.rescale();
+        heat
     }
 
     /// The number of tokens that fading converges to: the weight of a table that has learned all it can.
@@ -69,20 +73,25 @@ impl Heat {
         let fade = fade as f32;
         self.unit *= fade;
         if self.unit.is_finite() && self.unit < LARGEST_UNIT {
+            self.rescale();
             return false;
         }
         let scale = 1.0 / self.unit;
         self.uses.iter_mut().for_each(|uses| *uses *= scale);
         self.unit = 1.0;
+        self.rescale();
         true
+    }
+
+    fn rescale(&mut self) {
+        #[expect(clippy::cast_possible_truncation, reason = "rounded to the precision of the table")]
+        let tokens = self.tokens.max(1.0) as f32;
+        self.scale = 1.0 / (self.unit * tokens);
     }
 
     /// Uses per token, 0 for a block that does not exist.
     pub fn rate(&self, block: Block) -> f32 {
-        let uses = self.uses.get(block.index()).copied().unwrap_or(0.0);
-        #[expect(clippy::cast_possible_truncation, reason = "rounded to the precision of the table")]
-        let tokens = self.tokens.max(1.0) as f32;
-        uses / self.unit / tokens
+        self.raw(block) * self.scale
     }
 
     /// A number that orders blocks by rate and changes only when a block is used.
@@ -100,6 +109,7 @@ impl Heat {
             *uses += more * scale;
         }
         self.tokens += other.tokens;
+        self.rescale();
         true
     }
 

@@ -12,6 +12,8 @@ mod report;
 mod routing;
 mod run;
 mod series;
+#[cfg(test)]
+mod tests;
 mod trace;
 
 pub use chart::{Chart, Line, Panel};

@@ -193,8 +193,8 @@ impl Policy {
     pub fn note_use(&mut self, group: GroupId, experts: impl IntoIterator<Item = u32>) {
         for expert in experts {
             let Some(block) = self.shape.block(group, expert) else { continue };
-            let pool = self.pool_of[block.index()];
             let row = self.ranking.row(block);
+            let pool = row / 2;
             self.tally.uses += 1;
             let found = row == held_row(pool) && !self.loading[block.index()];
             self.tally.hits += u64::from(found);
@@ -355,7 +355,7 @@ impl Policy {
     }
 
     fn level(&self, block: Block) -> u16 {
-        match self.order(self.pool_of[block.index()]) {
+        match self.order(self.ranking.row(block) / 2) {
             Order::By(Regime::Recency) => {
                 // Among blocks that nobody used lately, the order in which they went out of use is the best guess.
                 let score = self.window.score(block);
@@ -373,9 +373,9 @@ impl Policy {
     }
 
     fn close_window(&mut self, tokens: u32) {
-        let Self { window, ranking, pools, pool_of, .. } = self;
+        let Self { window, ranking, pools, .. } = self;
         window.close(tokens, |window, block| {
-            let state = &mut pools[usize::from(pool_of[block.index()])];
+            let state = &mut pools[usize::from(ranking.row(block) / 2)];
             let score = window.score(block);
             state.comparison.shift_score(score + 1, score);
             if state.order == Order::By(Regime::Recency) {
@@ -447,7 +447,8 @@ impl Policy {
         let worst = self.ranking.level(victim);
         let better = match state.order {
             Order::By(Regime::Recency) => {
-                let more = f32::from(self.window.score(block)) - f32::from(self.window.score(victim));
+                // With sublevels: of equal scores, the hotter block is worth a part of a use more.
+                let more = (f32::from(level) - f32::from(worst)) / f32::from(SUBLEVELS);
                 let window = self.settings.window as f32;
                 u32::from(self.window.count(block)) >= self.settings.admit
                     && level > worst

@@ -24,6 +24,9 @@ pub(super) enum End {
 struct Link {
     next: u32,
     previous: u32,
+    /// Where a block is; of no meaning in a head.
+    row: u16,
+    level: u16,
 }
 
 #[derive(Clone, Debug)]
@@ -39,8 +42,7 @@ struct Row {
 pub(super) struct Ranking {
     /// One link per block, then one per row and level that heads its list.
     links: Vec<Link>,
-    /// Row and level of each block.
-    place: Vec<(u16, u16)>,
+    blocks: u32,
     rows: Vec<Row>,
 }
 
@@ -50,20 +52,18 @@ impl Ranking {
         let rows = 2 * pools;
         let blocks = u32::try_from(pool_of.len()).unwrap_or(u32::MAX);
         let heads = u32::try_from(rows * LEVELS).unwrap_or(u32::MAX);
-        let links = (0..blocks + heads).map(|own| Link { next: own, previous: own }).collect();
+        let head = |own| Link { next: own, previous: own, row: 0, level: 0 };
         let empty = Row { members: [0; WORDS], words: 0, count: 0 };
-        let mut ranking = Self { links, place: vec![(0, 0); blocks as usize], rows: vec![empty; rows] };
+        let links = (0..blocks + heads).map(head).collect();
+        let mut ranking = Self { links, blocks, rows: vec![empty; rows] };
         for (block, &pool) in (0..blocks).map(Block).zip(pool_of) {
-            ranking.place[block.index()] = (2 * pool, 0);
             ranking.link(block, 2 * pool, 0, End::Back);
         }
         ranking
     }
 
     fn head(&self, row: u16, level: u16) -> u32 {
-        #[expect(clippy::cast_possible_truncation, reason = "blocks are fewer than 2^24")]
-        let blocks = self.place.len() as u32;
-        blocks + u32::from(row) * LEVELS as u32 + u32::from(level)
+        self.blocks + u32::from(row) * LEVELS as u32 + u32::from(level)
     }
 
     fn link(&mut self, block: Block, row: u16, level: u16, end: End) {
@@ -72,7 +72,7 @@ impl Ranking {
             End::Front => (head, self.links[head as usize].next),
             End::Back => (self.links[head as usize].previous, head),
         };
-        self.links[block.index()] = Link { next, previous };
+        self.links[block.index()] = Link { next, previous, row, level };
         self.links[previous as usize].next = block.0;
         self.links[next as usize].previous = block.0;
         let row = &mut self.rows[usize::from(row)];
@@ -82,8 +82,7 @@ impl Ranking {
     }
 
     fn unlink(&mut self, block: Block) {
-        let (row, level) = self.place[block.index()];
-        let Link { next, previous } = self.links[block.index()];
+        let Link { next, previous, row, level } = self.links[block.index()];
         self.links[previous as usize].next = next;
         self.links[next as usize].previous = previous;
         let row = &mut self.rows[usize::from(row)];
@@ -100,18 +99,17 @@ impl Ranking {
     /// Moves a block.
     pub(super) fn place(&mut self, block: Block, row: u16, level: u16, end: End) {
         self.unlink(block);
-        self.place[block.index()] = (row, level);
         self.link(block, row, level, end);
     }
 
     /// Row of a block.
     pub(super) fn row(&self, block: Block) -> u16 {
-        self.place[block.index()].0
+        self.links[block.index()].row
     }
 
     /// Level of a block.
     pub(super) fn level(&self, block: Block) -> u16 {
-        self.place[block.index()].1
+        self.links[block.index()].level
     }
 
     /// Members of a row.

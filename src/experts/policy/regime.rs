@@ -23,10 +23,11 @@ pub enum Regime {
 const CHECK_TOKENS: u32 = 32;
 /// Of an older average, what is kept at each look.
 const KEPT: f32 = 0.875;
-/// Tokens before the first decision for frequency.
-const LEARNING_TOKENS: u32 = 384;
-/// Uploads run beside the computation, so of their price only this part counts against recency.
+/// Tokens before the first decision for frequency: a list by the heat of fewer tokens is only a longer window.
+const LEARNING_TOKENS: u32 = 1024;
+/// Uploads run beside the computation, so of their price only this part counts against recency, and at most so much.
 const UPLOAD_WEIGHT: f32 = 0.25;
+const MOST_PRICE: f32 = 0.02;
 /// Of the last known uploads of recency, what is kept at each look under frequency.
 const FORGOTTEN: f32 = 0.98;
 /// What the other order must be better by, as a share of uses, and at how many looks in a row.
@@ -160,7 +161,7 @@ impl Comparison {
         self.frequency.renew(slots);
         let average = self.renew_average(now);
         let Average { recency, frequency, found, uploads } = average;
-        let price = UPLOAD_WEIGHT * payback * uploads;
+        let price = (UPLOAD_WEIGHT * payback * uploads).min(MOST_PRICE);
         let (better, learning) = match now {
             Regime::Recency => {
                 self.correction[0] = found - recency;
