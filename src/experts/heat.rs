@@ -127,10 +127,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn learned(uses: &[(u32, usize)], tokens: u32) -> Heat {
+    fn learned(uses: &[(u32, u32)], tokens: u32) -> Heat {
         let mut heat = Heat::new(4);
         for token in 0..tokens {
-            uses.iter().filter(|(every, _)| token % every == 0).for_each(|&(_, block)| heat.add(Block(block as u32)));
+            uses.iter().filter(|(every, _)| token % every == 0).for_each(|&(_, block)| heat.add(Block(block)));
             heat.advance(1);
         }
         heat

@@ -74,9 +74,9 @@ impl Budget {
 mod tests {
     use super::*;
 
-    fn taken(budget: &mut Budget, bytes: u64) -> u32 {
+    fn taken(budget: &mut Budget, bytes: u64) -> usize {
         budget.open();
-        (0..1000).take_while(|_| budget.take(bytes)).count() as u32
+        (0..1000).take_while(|_| budget.take(bytes)).count()
     }
 
     #[test]
@@ -92,7 +92,7 @@ mod tests {
         budget.set_rates(Rates { cpu_bytes_per_us: 40_000.0, link_bytes_per_us: 10_000.0, step_us: 8_000.0 });
         assert_eq!(taken(&mut budget, 2_000_000), 10);
         // A block of three steps' worth is uploaded every third step.
-        let large: u32 = (0..30).map(|_| taken(&mut budget, 60_000_000)).sum();
+        let large: usize = (0..30).map(|_| taken(&mut budget, 60_000_000)).sum();
         assert!((9..=11).contains(&large), "{large}");
         // Credit is kept for four steps.
         for _ in 0..100 {

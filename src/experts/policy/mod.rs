@@ -33,7 +33,7 @@ use super::shape::{Block, GroupId, Shape};
 use budget::Budget;
 use ranking::{End, LEVELS, Ranking};
 use regime::Comparison;
-use window::Window;
+use window::{Counts, Lost, Window};
 
 /// What the policy is told at start.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -118,7 +118,7 @@ pub struct Policy {
     mode: Mode,
     pools: Vec<PoolState>,
     pool_of: Vec<u16>,
-    ranking: Ranking,
+    ranking: Ranking<Counts>,
     window: Window,
     heat: Heat,
     budget: Budget,
@@ -165,7 +165,7 @@ impl Policy {
         let pools: Vec<PoolState> = states.collect();
         let mut policy = Self {
             ranking: Ranking::new(&pool_of, pools.len()),
-            window: Window::new(blocks, window_tokens, window_tokens * SHORT.0 / SHORT.1, uses_per_token),
+            window: Window::new(window_tokens, window_tokens * SHORT.0 / SHORT.1, uses_per_token),
             budget: Budget::new(settings.swaps_per_step, settings.upload_share),
             payback: settings.payback.max(0.0),
             loading: vec![false; blocks],
@@ -198,8 +198,10 @@ impl Policy {
             self.tally.uses += 1;
             let found = row == held_row(pool) && !self.loading[block.index()];
             self.tally.hits += u64::from(found);
-            let (score, heat) = (self.window.score(block), self.heat_level(block));
-            if !self.window.add(block) {
+            let heat = self.heat_level(block);
+            let counts = self.ranking.record_mut(block);
+            let score = counts.score();
+            if !self.window.add(block, counts) {
                 continue;
             }
             self.heat.add(block);
@@ -351,15 +353,15 @@ impl Policy {
 
     /// Heat as a level: the exponent and three bits of the mantissa, so that levels lie 6 to 12% apart.
     fn heat_level(&self, block: Block) -> u16 {
-        u16::try_from(self.heat.raw(block).to_bits() >> 20).unwrap_or(0).min(LEVELS as u16 - 1)
+        u16::try_from(self.heat.raw(block).to_bits() >> 20).unwrap_or(0).min(LEVELS - 1)
     }
 
     fn level(&self, block: Block) -> u16 {
         match self.order(self.ranking.row(block) / 2) {
             Order::By(Regime::Recency) => {
                 // Among blocks that nobody used lately, the order in which they went out of use is the best guess.
-                let score = self.window.score(block);
-                if score == 0 { 0 } else { (score * SUBLEVELS + self.tie(block)).min(LEVELS as u16 - 1) }
+                let score = self.ranking.record(block).score();
+                if score == 0 { 0 } else { (score * SUBLEVELS + self.tie(block)).min(LEVELS - 1) }
             }
             Order::By(Regime::Frequency) => self.heat_level(block),
             Order::Layers => u16::from(self.wanted[block.index()]),
@@ -374,14 +376,19 @@ impl Policy {
 
     fn close_window(&mut self, tokens: u32) {
         let Self { window, ranking, pools, .. } = self;
-        window.close(tokens, |window, block| {
+        window.close(tokens, |block, lost| {
+            let counts = ranking.record_mut(block);
+            match lost {
+                Lost::Long => counts.long -= 1,
+                Lost::Short => counts.short -= 1,
+            }
+            let score = counts.score();
             let state = &mut pools[usize::from(ranking.row(block) / 2)];
-            let score = window.score(block);
             state.comparison.shift_score(score + 1, score);
             if state.order == Order::By(Regime::Recency) {
                 let sublevel = ranking.level(block) % SUBLEVELS;
                 let (level, end) = if score == 0 { (0, End::Back) } else { (score * SUBLEVELS + sublevel, End::Front) };
-                ranking.place(block, ranking.row(block), level.min(LEVELS as u16 - 1), end);
+                ranking.place(block, ranking.row(block), level.min(LEVELS - 1), end);
             }
         });
     }
@@ -438,7 +445,7 @@ impl Policy {
         let level = self.ranking.level(block);
         if self.has_room(pool) {
             let useful = match state.order {
-                Order::By(_) => self.window.count(block) > 0,
+                Order::By(_) => self.ranking.record(block).long > 0,
                 Order::Layers => level > 0,
             };
             return useful.then_some(Admission { block, evicts: None });
@@ -450,7 +457,7 @@ impl Policy {
                 // With sublevels: of equal scores, the hotter block is worth a part of a use more.
                 let more = (f32::from(level) - f32::from(worst)) / f32::from(SUBLEVELS);
                 let window = self.settings.window as f32;
-                u32::from(self.window.count(block)) >= self.settings.admit
+                u32::from(self.ranking.record(block).long) >= self.settings.admit
                     && level > worst
                     && more * window >= self.payback * self.window.full_score()
             }

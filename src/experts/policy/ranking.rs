@@ -2,14 +2,16 @@
 //!
 //! Owns: for each row (a pool's held or absent blocks) one list per level, and a bit per level that says whether the list has
 //! members. Moving a block costs two unlinked and two linked neighbours; the lowest and the highest level are found in two words.
+//! It carries a small record of its user per block, in the same cache line as the links: tables over all blocks do not fit the caches
+//! of a core, and every line counts.
 //! Invariants: a block is in exactly one list; the bit of a level is set if and only if its list has members.
 //! Threads: none. Does not: know what a level means.
 
 use super::super::shape::Block;
 
 /// Number of levels.
-pub(super) const LEVELS: usize = 2048;
-const WORDS: usize = LEVELS / 64;
+pub(super) const LEVELS: u16 = 2048;
+const WORDS: usize = LEVELS as usize / 64;
 
 /// Which end of a level's list a block joins.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -21,12 +23,13 @@ pub(super) enum End {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct Link<T> {
     next: u32,
     previous: u32,
     /// Where a block is; of no meaning in a head.
     row: u16,
     level: u16,
+    record: T,
 }
 
 #[derive(Clone, Debug)]
@@ -39,20 +42,20 @@ struct Row {
 
 /// All lists.
 #[derive(Clone, Debug)]
-pub(super) struct Ranking {
+pub(super) struct Ranking<T> {
     /// One link per block, then one per row and level that heads its list.
-    links: Vec<Link>,
+    links: Vec<Link<T>>,
     blocks: u32,
     rows: Vec<Row>,
 }
 
-impl Ranking {
+impl<T: Copy + Default> Ranking<T> {
     /// All blocks at level 0 in the even row of their pool.
     pub(super) fn new(pool_of: &[u16], pools: usize) -> Self {
         let rows = 2 * pools;
         let blocks = u32::try_from(pool_of.len()).unwrap_or(u32::MAX);
-        let heads = u32::try_from(rows * LEVELS).unwrap_or(u32::MAX);
-        let head = |own| Link { next: own, previous: own, row: 0, level: 0 };
+        let heads = u32::try_from(rows * usize::from(LEVELS)).unwrap_or(u32::MAX);
+        let head = |own| Link { next: own, previous: own, row: 0, level: 0, record: T::default() };
         let empty = Row { members: [0; WORDS], words: 0, count: 0 };
         let links = (0..blocks + heads).map(head).collect();
         let mut ranking = Self { links, blocks, rows: vec![empty; rows] };
@@ -63,7 +66,7 @@ impl Ranking {
     }
 
     fn head(&self, row: u16, level: u16) -> u32 {
-        self.blocks + u32::from(row) * LEVELS as u32 + u32::from(level)
+        self.blocks + u32::from(row) * u32::from(LEVELS) + u32::from(level)
     }
 
     fn link(&mut self, block: Block, row: u16, level: u16, end: End) {
@@ -72,7 +75,8 @@ impl Ranking {
             End::Front => (head, self.links[head as usize].next),
             End::Back => (self.links[head as usize].previous, head),
         };
-        self.links[block.index()] = Link { next, previous, row, level };
+        let link = &mut self.links[block.index()];
+        *link = Link { next, previous, row, level, record: link.record };
         self.links[previous as usize].next = block.0;
         self.links[next as usize].previous = block.0;
         let row = &mut self.rows[usize::from(row)];
@@ -82,7 +86,7 @@ impl Ranking {
     }
 
     fn unlink(&mut self, block: Block) {
-        let Link { next, previous, row, level } = self.links[block.index()];
+        let Link { next, previous, row, level, .. } = self.links[block.index()];
         self.links[previous as usize].next = next;
         self.links[next as usize].previous = previous;
         let row = &mut self.rows[usize::from(row)];
@@ -112,6 +116,16 @@ impl Ranking {
         self.links[block.index()].level
     }
 
+    /// The record of a block.
+    pub(super) fn record(&self, block: Block) -> T {
+        self.links[block.index()].record
+    }
+
+    /// The record of a block, to change it.
+    pub(super) fn record_mut(&mut self, block: Block) -> &mut T {
+        &mut self.links[block.index()].record
+    }
+
     /// Members of a row.
     pub(super) fn count(&self, row: u16) -> u32 {
         self.rows[usize::from(row)].count
@@ -138,7 +152,7 @@ impl Ranking {
         row: u16,
         level: u32,
         tries: usize,
-        step: impl Fn(&Link) -> u32,
+        step: impl Fn(&Link<T>) -> u32,
         fits: impl Fn(Block) -> bool,
     ) -> Option<Block> {
         let head = self.head(row, u16::try_from(level).unwrap_or(0));
@@ -165,7 +179,7 @@ mod tests {
         /// Against lists that are searched.
         #[test]
         fn lists_agree_with_a_search(moves in proptest::collection::vec((0_u32..9, 0_u16..4, 0_u16..70, any::<bool>()), 0..200)) {
-            let mut ranking = Ranking::new(&[0, 0, 0, 0, 0, 1, 1, 1, 1], 2);
+            let mut ranking: Ranking<()> = Ranking::new(&[0, 0, 0, 0, 0, 1, 1, 1, 1], 2);
             let mut rows: Vec<Vec<(u16, Block)>> = vec![Vec::new(); 4];
             for block in (0..9).map(Block) {
                 rows[if block.0 < 5 { 0 } else { 2 }].push((0, block));

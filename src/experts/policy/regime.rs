@@ -45,7 +45,7 @@ struct Shadow {
 
 impl Shadow {
     fn new(blocks: u32) -> Self {
-        let mut members = vec![0; LEVELS];
+        let mut members = vec![0; LEVELS.into()];
         members[0] = blocks;
         Self { members, threshold: (0, 0.0), hits: 0.0 }
     }

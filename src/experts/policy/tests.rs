@@ -1,11 +1,10 @@
-//! The policy as a whole: invariants, modes, regimes, cost. What it finds and uploads is tested in `sim`.
+//! The policy as a whole: invariants and modes. What it finds and uploads is tested in `sim`; what it costs is measured by
+//! `cargo bench --bench policy`.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
 
 use super::*;
 use crate::experts::shape::Group;
-use crate::sim::{PRESETS, Preset, trace};
 use proptest::prelude::*;
 
 fn shape(layers: usize, experts: u32, used: u32) -> Shape {
@@ -189,38 +188,5 @@ proptest! {
                 }
             }
         }
-    }
-}
-
-/// Microseconds per token of bookkeeping, on a trace of a model with so many experts, 20% of them in the cache.
-fn cost_us(layers: u16, experts: u16, used: u16) -> f64 {
-    let shape = shape(layers.into(), experts.into(), used.into());
-    let slots = u32::try_from(shape.blocks()).unwrap() / 5;
-    let mut policy = policy(&shape, slots, Settings::default());
-    let preset = PRESETS.iter().find(|preset| preset.experts == experts).unwrap();
-    let preset = Preset { used, ..*preset };
-    let trace = trace(&preset, 200, layers, 1, None);
-    let mut spent = std::time::Duration::ZERO;
-    for token in 0..200 {
-        let start = Instant::now();
-        for (group, layer) in (0..).map(GroupId).zip(0..usize::from(layers)) {
-            policy.note_use(group, trace.at(token, layer).iter().map(|&expert| expert.into()));
-        }
-        let admitted: Vec<Block> = policy.end_of_step(1).iter().map(|admission| admission.block).collect();
-        admitted.iter().for_each(|&block| policy.loaded(block));
-        if token >= 100 {
-            spent += start.elapsed();
-        }
-    }
-    spent.as_secs_f64() * 1e6 / 100.0
-}
-
-#[test]
-#[ignore = "measures time: cargo test --release --lib bookkeeping -- --ignored --nocapture"]
-fn bookkeeping_takes_less_than_100_us_per_token() {
-    for (layers, experts, used) in [(48, 128, 8), (92, 512, 10)] {
-        let best = (0..5).map(|_| cost_us(layers, experts, used)).fold(f64::MAX, f64::min);
-        println!("policy: {layers} layers of {experts} experts, {used} used: {best:.1} us per token");
-        assert!(best < 100.0, "{best} us");
     }
 }
