@@ -128,6 +128,8 @@ pub struct Policy {
     wanted: Vec<bool>,
     preload: (Vec<Block>, usize),
     tally: Tally,
+    /// The pool that was first to spend the budget.
+    turn: u16,
     out: Vec<Admission>,
     left: Vec<Block>,
 }
@@ -173,6 +175,7 @@ impl Policy {
             preload: (heat.hottest(), 0),
             mode: Mode::Cache,
             tally: Tally::default(),
+            turn: 0,
             out: Vec::new(),
             left: Vec::new(),
             shape,
@@ -190,14 +193,19 @@ impl Policy {
     }
 
     /// One MoE block of the graph used these experts. An id that does not exist is ignored; whoever reads ids checks them.
-    pub fn note_use(&mut self, group: GroupId, experts: impl IntoIterator<Item = u32>) {
+    pub fn note_use(&mut self, group: GroupId, experts: impl IntoIterator<Item = u32, IntoIter: Clone>) {
+        let experts = experts.into_iter();
+        // The tables are larger than a core's cache. Looked up in a loop of its own, the records arrive at the same time.
+        for expert in experts.clone() {
+            let Some(block) = self.shape.block(group, expert) else { continue };
+            self.tally.uses += 1;
+            self.tally.hits += u64::from(self.found(block));
+        }
         for expert in experts {
             let Some(block) = self.shape.block(group, expert) else { continue };
             let row = self.ranking.row(block);
             let pool = row / 2;
-            self.tally.uses += 1;
-            let found = row == held_row(pool) && !self.loading[block.index()];
-            self.tally.hits += u64::from(found);
+            let found = self.found(block);
             let heat = self.heat_level(block);
             let counts = self.ranking.record_mut(block);
             let score = counts.score();
@@ -226,7 +234,10 @@ impl Policy {
         self.choose_regimes(tokens);
         self.out.clear();
         self.budget.open();
-        for pool in self.pool_numbers() {
+        // Another pool begins each time, so that a small budget serves all of them.
+        let pools = u16::try_from(self.pools.len()).unwrap_or(u16::MAX);
+        self.turn = (self.turn + 1) % pools.max(1);
+        for pool in (self.turn..pools).chain(0..self.turn) {
             while let Some(admission) = self.next_admission(pool) {
                 if !self.budget.take(self.pools[usize::from(pool)].pool.block_bytes) {
                     return &self.out;
@@ -333,6 +344,11 @@ impl Policy {
     /// The numbering.
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    fn found(&self, block: Block) -> bool {
+        let row = self.ranking.row(block);
+        row == held_row(row / 2) && !self.loading[block.index()]
     }
 
     fn pool_numbers(&self) -> impl Iterator<Item = u16> + use<> {
