@@ -64,7 +64,8 @@ impl Heat {
         }
     }
 
-    /// Some tokens have passed: everything older fades. Returns whether the numbers behind [`Heat::raw`] were scaled.
+    /// Some tokens have passed: everything older fades. Returns whether all numbers were scaled, so that orders made by
+    /// them are to be made again.
     pub fn advance(&mut self, tokens: u32) -> bool {
         let tokens = f64::from(tokens);
         let fade = (tokens / HALF_LIFE_TOKENS).exp2();

@@ -41,6 +41,18 @@ fn free_slots_are_filled_by_first_use_and_full_ones_by_repeated_use() {
 }
 
 #[test]
+fn one_use_does_not_replace_even_a_forgotten_block() {
+    let shape = shape(1, 8, 1);
+    for (admit, at) in [(1, 1), (2, 2), (5, 5)] {
+        let mut policy = policy(&shape, 1, Settings { payback: 0.1, admit, ..Settings::default() });
+        step(&mut policy, &[(0, &[0])]);
+        (0..100).for_each(|_| assert_eq!(step(&mut policy, &[]), []));
+        let swap = (1..9).find(|_| !step(&mut policy, &[(0, &[3])]).is_empty());
+        assert_eq!(swap, Some(at));
+    }
+}
+
+#[test]
 fn a_swap_must_bring_more_than_it_costs() {
     let shape = shape(1, 8, 1);
     let swaps_after = |payback: f32| {
