@@ -23,12 +23,14 @@ pub struct Heat {
     tokens: f64,
     /// From a number of the table to a rate.
     scale: f32,
+    /// What is left of the numbers with which the table began.
+    kept: f64,
 }
 
 impl Heat {
     /// A table that has seen nothing.
     pub fn new(blocks: usize) -> Self {
-        Self { uses: vec![0.0; blocks], unit: 1.0, tokens: 0.0, scale: 1.0 }
+        Self { uses: vec![0.0; blocks], unit: 1.0, tokens: 0.0, scale: 1.0, kept: 1.0 }
     }
 
     /// A table with given rates, as if learned from `tokens` tokens.
@@ -37,7 +39,7 @@ impl Heat {
         #[expect(clippy::cast_possible_truncation, reason = "rounded to the precision of the table")]
         let scale = tokens as f32;
         let uses = rates.into_iter().map(|rate| if rate > 0.0 && rate.is_finite() { rate * scale } else { 0.0 });
-        let mut heat = Self { uses: uses.collect(), unit: 1.0, tokens, scale: 1.0 };
+        let mut heat = Self { uses: uses.collect(), unit: 1.0, tokens, scale: 1.0, kept: 1.0 };
         heat.rescale();
         heat
     }
@@ -70,6 +72,7 @@ impl Heat {
         let tokens = f64::from(tokens);
         let fade = (tokens / HALF_LIFE_TOKENS).exp2();
         self.tokens = self.tokens / fade + tokens;
+        self.kept /= fade;
         #[expect(clippy::cast_possible_truncation, reason = "rounded to the precision of the table")]
         let fade = fade as f32;
         self.unit *= fade;
@@ -98,6 +101,22 @@ impl Heat {
     /// A number that orders blocks by rate and changes only when a block is used.
     pub(super) fn raw(&self, block: Block) -> f32 {
         self.uses.get(block.index()).copied().unwrap_or(0.0)
+    }
+
+    /// What this table saw since it was a copy of `start`; `None` if it never was.
+    pub fn since(&self, start: &Self) -> Option<Self> {
+        if self.uses.len() != start.uses.len() {
+            return None;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "rounded to the precision of the table")]
+        let kept = (self.kept / start.kept) as f32;
+        let (now, then) = (1.0 / self.unit, kept / start.unit);
+        let uses =
+            self.uses.iter().zip(&start.uses).map(|(uses, before)| (uses * now - before * then).max(0.0)).collect();
+        let tokens = (self.tokens - start.tokens * f64::from(kept)).max(0.0);
+        let mut seen = Self { uses, unit: 1.0, tokens, scale: 1.0, kept: 1.0 };
+        seen.rescale();
+        Some(seen)
     }
 
     /// Adds what another table saw. Tables of other lengths do not fit and are left out; says whether it was added.
@@ -171,6 +190,28 @@ mod tests {
         assert!((heat.rate(Block(0)) - 0.25).abs() < 0.01 && (heat.rate(Block(1)) - 0.5).abs() < 0.02);
         assert!(Heat::from_rates([1.0], f64::NAN).rate(Block(0)).is_finite());
         assert!(Heat::from_rates([1.0], 1e300).rate(Block(0)) < 1.01);
+    }
+
+    #[test]
+    fn what_was_seen_since_is_told_apart() {
+        let start = learned(&[(1, 0), (2, 1)], 500);
+        let mut heat = start.clone();
+        for token in 0..3000 {
+            if token % 4 == 0 {
+                heat.add(Block(1));
+            }
+            heat.advance(1);
+        }
+        let seen = heat.since(&start).unwrap();
+        assert!((seen.rate(Block(1)) - 0.25).abs() < 0.002, "{}", seen.rate(Block(1)));
+        assert!(seen.rate(Block(0)) < 1e-4);
+        assert!((seen.tokens() - 3000.0).abs() < 200.0, "a little has faded: {}", seen.tokens());
+        let mut sum = start.clone();
+        sum.merge(&seen);
+        for block in (0..4).map(Block) {
+            assert!((sum.rate(block) - heat.rate(block)).abs() < 0.02);
+        }
+        assert!(heat.since(&Heat::new(5)).is_none());
     }
 
     #[test]

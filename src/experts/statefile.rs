@@ -22,6 +22,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use super::heat::Heat;
+use super::shape::{GroupId, Shape};
+
 /// The format that is written.
 pub const FORMAT: u32 = 1;
 /// Models that a file keeps.
@@ -100,6 +103,29 @@ pub fn rate(written: u32) -> f32 {
 }
 
 impl ModelState {
+    /// The state that a table of heat amounts to. `groups` names each group of the shape by its first tensor.
+    pub fn from_heat(heat: &Heat, shape: &Shape, groups: &[String], stamp: u64) -> Self {
+        let rates = (0..).map(GroupId).zip(groups).map(|(group, name)| {
+            let rates = shape.blocks_of(group).map(|block| written(heat.rate(block))).collect();
+            (name.clone(), rates)
+        });
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of tokens, not negative")]
+        let tokens = heat.tokens().round() as u64;
+        Self { stamp, tokens, heat: rates.collect(), other: Vec::new() }
+    }
+
+    /// The table that this state gives a model. A group that is not in it, or has another number of experts, begins cold.
+    pub fn to_heat(&self, shape: &Shape, groups: &[String]) -> Heat {
+        let mut rates = vec![0.0; shape.blocks()];
+        for (group, name) in (0..).map(GroupId).zip(groups) {
+            let known = self.heat.get(name).filter(|known| known.len() == shape.blocks_of(group).count());
+            for (block, &known) in shape.blocks_of(group).zip(known.into_iter().flatten()) {
+                rates[block.index()] = rate(known);
+            }
+        }
+        Heat::from_rates(rates, self.tokens as f64)
+    }
+
     /// Adds what another state saw. Rates are averaged by tokens; a group whose number of experts differs is taken from the state that
     /// saw more tokens.
     pub fn merge(&mut self, other: &Self) {
@@ -312,152 +338,4 @@ fn model_text(identity: &str, model: &ModelState) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const TEXT: &str = "\
-# a comment
-format = 1
-colour = green
-
-[model 8f3a]
-stamp = 1790000000
-tokens = 400
-heat.blk.0.ffn_gate_exps.weight = 812 0 33 1250
-place.3 = 17
-
-[window]
-left = 3
-";
-
-    #[test]
-    fn a_file_is_read_and_written_with_what_is_unknown() {
-        let state = State::parse(TEXT).unwrap();
-        let model = &state.models["8f3a"];
-        assert_eq!((model.stamp, model.tokens), (1_790_000_000, 400));
-        assert_eq!(model.heat["blk.0.ffn_gate_exps.weight"], [812, 0, 33, 1250]);
-        assert_eq!(model.other, [("place.3".to_owned(), "17".to_owned())]);
-        let text = state.format();
-        assert!(text.contains("colour = green") && text.contains("[window]\nleft = 3"), "{text}");
-        assert_eq!(State::parse(&text).unwrap(), state);
-    }
-
-    #[test]
-    fn errors_name_the_line() {
-        let error = |text: &str| State::parse(text).unwrap_err().to_string();
-        assert_eq!(error("format = 1\n\n[model x"), "line 3: a heading without \"]\"");
-        assert_eq!(error("nonsense"), "line 1: no \"key = value\" and no \"[heading]\"");
-        assert_eq!(error("\n= 3"), "line 2: a value without a key");
-        assert_eq!(error("[model]"), "line 1: a model without identity");
-        assert_eq!(error("[]"), "line 1: an empty heading");
-        assert_eq!(error("[model a]\ntokens = -1"), "line 2: tokens is no number");
-        assert_eq!(error("[model a]\nheat.g = 1 x"), "line 2: x is no rate from 0 to 10000000");
-        assert_eq!(error("[model a]\nheat.g = 1\nheat.g = 2"), "line 3: heat.g stands twice");
-        assert_eq!(error("[model a]\n[model a]"), "line 2: model a stands twice");
-        assert_eq!(error("format = 2"), "line 1: format 2 is newer than this release, which knows 1");
-        assert_eq!(error("format = x"), "line 1: format is not a number from 1");
-        assert!(error(&"#".repeat(MOST_BYTES + 1)).contains("bytes are more than"));
-        let crowd: String = (0..=MOST_MODELS).map(|number| format!("[model {number}]\n")).collect();
-        assert_eq!(error(&crowd), "line 65: more than 64 models");
-    }
-
-    #[test]
-    fn the_oldest_models_go_first() {
-        let mut state = State::default();
-        for number in 0..70 {
-            state.models.insert(format!("m{number}"), ModelState { stamp: number, ..ModelState::default() });
-        }
-        let kept = State::parse(&state.format()).unwrap().models;
-        assert_eq!(kept.len(), MOST_MODELS);
-        assert!(!kept.contains_key("m5") && kept.contains_key("m6"));
-        let large =
-            |stamp| ModelState { stamp, heat: [("g".to_owned(), vec![LARGEST; 60_000])].into(), ..Default::default() };
-        let state = State { models: (0..40).map(|n| (format!("m{n}"), large(n))).collect(), ..State::default() };
-        let text = state.format();
-        assert!(text.len() <= MOST_BYTES);
-        let kept = State::parse(&text).unwrap().models;
-        assert!(kept.contains_key("m39") && !kept.contains_key("m0"), "{}", kept.len());
-    }
-
-    #[test]
-    fn names_that_would_break_a_line_are_not_written() {
-        let model = ModelState {
-            heat: [("a\nb".to_owned(), vec![1]), ("c=d".to_owned(), vec![1])].into(),
-            ..Default::default()
-        };
-        let state = State {
-            models: [("x]\n[model y".to_owned(), model.clone()), ("ok".to_owned(), model)].into(),
-            ..State::default()
-        };
-        let read = State::parse(&state.format()).unwrap();
-        assert_eq!(read.models.keys().collect::<Vec<_>>(), ["ok"]);
-        assert!(read.models["ok"].heat.is_empty());
-    }
-
-    #[test]
-    fn merging_weighs_by_tokens() {
-        let state = |tokens, rates: &[u32]| ModelState {
-            tokens,
-            heat: [("g".to_owned(), rates.to_vec())].into(),
-            ..Default::default()
-        };
-        let mut sum = state(100, &[0, 400]);
-        sum.merge(&state(300, &[400, 0]));
-        assert_eq!((sum.tokens, &sum.heat["g"][..]), (400, &[300, 100][..]));
-        sum.merge(&state(500, &[7]));
-        assert_eq!(sum.heat["g"], [7], "another number of experts: the better known one stays");
-        let mut empty = ModelState::default();
-        empty.merge(&sum);
-        assert_eq!(empty, sum);
-    }
-
-    #[test]
-    fn rates_survive_writing() {
-        for original in [0.0, 0.0001, 0.37, 1.0, 8.0] {
-            assert!((rate(written(original)) - original).abs() < 0.000_06);
-        }
-        assert_eq!((written(f32::NAN), written(-1.0), written(f32::INFINITY)), (0, 0, LARGEST));
-    }
-
-    fn models() -> impl Strategy<Value = BTreeMap<String, ModelState>> {
-        let heat =
-            proptest::collection::btree_map("[a-z0-9._]{1,12}", proptest::collection::vec(0..=LARGEST, 0..20), 0..4);
-        let other = proptest::collection::vec(("[a-z]{9,12}", "[ -~]{0,10}"), 0..3);
-        let model = (any::<u64>(), any::<u64>(), heat, other).prop_map(|(stamp, tokens, heat, other)| {
-            let other = other.into_iter().map(|(key, value)| (key, value.trim().to_owned())).collect();
-            ModelState { stamp, tokens, heat, other }
-        });
-        proptest::collection::btree_map("[a-f0-9]{1,16}", model, 0..5)
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_is_read_or_refused(text in "(\\[(model )?[a-z]*\\]?|heat\\.[a-z]* ?= ?[0-9 x]*|tokens ?=[0-9a]*|format = [0-9]|\\PC{0,12}|\n){0,30}") {
-            if let Ok(state) = State::parse(&text) {
-                let once = state.format();
-                let again = State::parse(&once).unwrap();
-                prop_assert_eq!(again.format(), once);
-            }
-        }
-
-        #[test]
-        fn what_is_written_is_read(models in models()) {
-            let state = State { models, ..State::default() };
-            prop_assert_eq!(State::parse(&state.format()).unwrap(), state);
-        }
-
-        #[test]
-        fn merging_twice_is_merging_the_sum(a in models(), b in models()) {
-            let (a, b) = (State { models: a, ..State::default() }, State { models: b, ..State::default() });
-            let (mut left, mut right) = (a.clone(), b.clone());
-            left.merge(&b);
-            right.merge(&a);
-            prop_assert_eq!(left.models.keys().collect::<Vec<_>>(), right.models.keys().collect::<Vec<_>>());
-            for (identity, model) in &left.models {
-                prop_assert_eq!(model.tokens, right.models[identity].tokens);
-                prop_assert_eq!(model.stamp, right.models[identity].stamp);
-            }
-        }
-    }
-}
+mod tests;

@@ -19,6 +19,7 @@ mod governor;
 mod layers;
 mod ranking;
 mod regime;
+mod settings;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -27,6 +28,7 @@ pub use budget::Rates;
 pub use governor::{Governor, GovernorSettings, Mode, Reason, Verdict};
 pub use layers::whole_layers;
 pub use regime::Regime;
+pub use settings::{Admission, Pool, Settings, Tally};
 
 use super::heat::Heat;
 use super::shape::{Block, GroupId, Shape};
@@ -35,62 +37,12 @@ use ranking::{End, LEVELS, Ranking};
 use regime::Comparison;
 use window::{Counts, Lost, Window};
 
-/// What the policy is told at start.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Settings {
-    /// Tokens of recent use, 8 to 127.
-    pub window: u32,
-    /// Uses within the window before a block replaces another.
-    pub admit: u32,
-    /// Uploads per step at most; `None` leaves it to the upload share.
-    pub swaps_per_step: Option<u32>,
-    /// Part of the link's time that uploads may take, once rates are known.
-    pub upload_share: f32,
-    /// Uses that an upload must bring, until rates are known.
-    pub payback: f32,
-    /// The order of blocks; `None` chooses by measured hits.
-    pub regime: Option<Regime>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self { window: 64, admit: 2, swaps_per_step: None, upload_share: 0.25, payback: 2.0, regime: None }
-    }
-}
-
 /// The short window, as a part of the window: 24 of 64 tokens.
 const SHORT: (u32, u32) = (3, 8);
 /// Sublevels of a score, by lifetime heat.
 const SUBLEVELS: u16 = 8;
 /// How many members of a level are tried when the first may not leave.
 const TRIES: usize = 8;
-
-/// One pool of slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pool {
-    /// Blocks that it can hold.
-    pub slots: u32,
-    /// Bytes of one block.
-    pub block_bytes: u64,
-}
-
-/// A block to upload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Admission {
-    /// The block.
-    pub block: Block,
-    /// The block that gives up its place; `None` where there was room.
-    pub evicts: Option<Block>,
-}
-
-/// Uses, and how many of them found their block loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Uses noted.
-    pub uses: u64,
-    /// Of them, uses of held and loaded blocks.
-    pub hits: u64,
-}
 
 /// How a pool orders its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
