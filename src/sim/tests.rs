@@ -89,7 +89,7 @@ fn compared(name: &str, share: f64, traces: &[Trace]) -> (Outcome, Outcome) {
 }
 
 fn traces(name: &str) -> Vec<Trace> {
-    SEEDS.iter().map(|&seed| trace(preset(name), 640, 10, seed, None)).collect()
+    SEEDS.iter().map(|&seed| trace(preset(name), 768, 7, seed, None)).collect()
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn with_fast_changes_the_policy_loses_little() {
 
 #[test]
 fn where_use_is_stationary_a_list_by_heat_is_kept() {
-    let traces = [trace(preset("frequency"), 2560, 5, 5, None)];
+    let traces = [trace(preset("frequency"), 2560, 3, 5, None)];
     let recency = Settings { regime: Some(Regime::Recency), ..Settings::default() };
     for share in [0.1, 0.3] {
         let (lru, window) = compared("frequency", share, &traces);
@@ -133,10 +133,10 @@ fn where_use_is_stationary_a_list_by_heat_is_kept() {
 fn after_a_redraw_hits_are_back_within_256_tokens() {
     for name in ["qwen3-30b", "gemma4-26b", "qwen3.8-next"] {
         for redraw in [Redraw::Ranks, Redraw::All] {
-            let trace = trace(preset(name), 512 + 512, 8, 7, Some((512, redraw)));
+            let trace = trace(preset(name), 512 + 512, 5, 7, Some((512, redraw)));
             for share in [0.1, 0.3] {
-                // Few uploads per step, as a slow link allows: about two per second layer.
-                let settings = Settings { swaps_per_step: Some(8), ..Settings::default() };
+                // Few uploads per step, as a slow link allows: about one per layer.
+                let settings = Settings { swaps_per_step: Some(5), ..Settings::default() };
                 let series = replay(Rule::Window, &trace, share, &settings);
                 let (before, after) = (series.sum(256..512).hit_percent(), series.sum(768..1024).hit_percent());
                 println!(
@@ -151,7 +151,7 @@ fn after_a_redraw_hits_are_back_within_256_tokens() {
 
 #[test]
 fn a_list_by_heat_is_left_when_the_subject_changes() {
-    let trace = trace(preset("frequency"), 1536 + 640, 5, 9, Some((1536, Redraw::Ranks)));
+    let trace = trace(preset("frequency"), 1536 + 640, 3, 9, Some((1536, Redraw::Ranks)));
     let series = replay(Rule::Window, &trace, 0.2, &Settings::default());
     let lru = replay(Rule::Lru, &trace, 0.2, &Settings::default());
     let (before, after) = (series.sum(1280..1536).hit_percent(), series.sum(1792..2176).hit_percent());
