@@ -102,4 +102,13 @@ typedef void (*fn_ggml_build_forward_expand)(struct ggml_cgraph * cgraph, struct
 /* Log. Private to ggml but exported: the only way to reach the callback that the host installed. */
 typedef void (*fn_ggml_log_internal)(enum ggml_log_level level, const char * format, ...);
 
+/* The CPU backend, in a library of its own. The last two are private to it but exported, as the tables ggml_table_gelu_f16 and
+   ggml_table_gelu_quick_f16 are, which are looked up as data. */
+typedef int64_t (*fn_ggml_blck_size)(enum ggml_type type);
+typedef void (*fn_ggml_cpu_init)(void);
+typedef const struct ggml_type_traits_cpu * (*fn_ggml_get_type_traits_cpu)(enum ggml_type type);
+typedef void (*fn_ggml_cpu_fp16_to_fp32)(const uint16_t * x, float * y, int64_t n);
+typedef void (*fn_ggml_vec_silu_f32)(const int n, float * y, const float * x);
+typedef void (*fn_ggml_vec_swiglu_f32)(const int n, float * y, const float * x, const float * g);
+
 #endif
