@@ -8,6 +8,7 @@
 //! - `graph`: cuts a graph into segments and MoE blocks; pure.
 //! - [`experts`]: the experts' bytes in host memory, the way they get to the device, and what a cache of them must know.
 //! - [`sim`]: simulates that cache; used by the command.
+//! - `cpu`: threads that compute experts in RAM.
 //! - `gpu`: memory of the inner device below ggml: the CUDA driver API, or ggml's own functions.
 //! - `config`, `telemetry`: the table of keys; log and counters.
 //! - `request`, `ram`, `purpose`: what the process was asked for, the RAM that it may use, what a tensor is for; pure.
@@ -20,6 +21,7 @@ mod abi;
 mod backend;
 mod buffer;
 pub mod config;
+mod cpu;
 mod device;
 pub mod entry;
 pub mod experts;

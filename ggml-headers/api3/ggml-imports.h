@@ -74,6 +74,8 @@ typedef void (*fn_ggml_backend_event_wait)(ggml_backend_t backend, ggml_backend_
 
 /* Types and tensors. */
 typedef const char * (*fn_ggml_op_name)(enum ggml_op op);
+typedef const char * (*fn_ggml_op_desc)(const struct ggml_tensor * t);
+typedef bool (*fn_ggml_is_contiguous)(const struct ggml_tensor * tensor);
 typedef const char * (*fn_ggml_type_name)(enum ggml_type type);
 typedef size_t (*fn_ggml_row_size)(enum ggml_type type, int64_t ne);
 typedef bool (*fn_ggml_is_quantized)(enum ggml_type type);

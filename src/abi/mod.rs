@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "this module is the C boundary; every block says what it relies on")]
 
 pub(crate) mod boundary;
+pub(crate) mod cpu_kernels;
 #[path = "gen/api2.rs"]
 #[rustfmt::skip]
 #[expect(
@@ -47,6 +48,7 @@ pub(crate) mod tensor;
 
 #[cfg(test)]
 pub(crate) use host::load_for_tests;
+pub(crate) use cpu_kernels::cpu_kernels;
 pub(crate) use host::{Host, host, log_to_host};
 pub(crate) use ops::OpClass;
 pub(crate) use probe::{Refusal, probe};

@@ -7,6 +7,7 @@
 //! Threads: host memory is filled by the loader and read by the threads that run graphs; the host orders the two.
 //! Does not: keep experts on the device from one graph to the next: the parts for the cache are not connected yet.
 
+pub(crate) mod cache;
 pub mod heat;
 pub mod ids;
 mod pin;

@@ -710,6 +710,9 @@ pub type fn_ggml_backend_event_synchronize = ::core::option::Option<unsafe exter
 pub type fn_ggml_backend_event_wait =
     ::core::option::Option<unsafe extern "C" fn(backend: ggml_backend_t, event: ggml_backend_event_t)>;
 pub type fn_ggml_op_name = ::core::option::Option<unsafe extern "C" fn(op: ggml_op) -> *const ::core::ffi::c_char>;
+pub type fn_ggml_op_desc =
+    ::core::option::Option<unsafe extern "C" fn(t: *const ggml_tensor) -> *const ::core::ffi::c_char>;
+pub type fn_ggml_is_contiguous = ::core::option::Option<unsafe extern "C" fn(tensor: *const ggml_tensor) -> bool>;
 pub type fn_ggml_type_name =
     ::core::option::Option<unsafe extern "C" fn(type_: ggml_type) -> *const ::core::ffi::c_char>;
 pub type fn_ggml_row_size = ::core::option::Option<unsafe extern "C" fn(type_: ggml_type, ne: i64) -> usize>;

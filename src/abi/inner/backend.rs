@@ -108,7 +108,7 @@ impl Backend {
     ///
     /// # Safety
     /// The range lies in memory that the passport stands for; `source` is readable and stays valid until the backend is synchronized.
-    pub(in crate::abi) unsafe fn write_async(
+    pub(crate) unsafe fn write_async(
         &self,
         buffer: Passport,
         address: usize,
@@ -124,7 +124,7 @@ impl Backend {
     ///
     /// # Safety
     /// The range lies in memory that the passport stands for; `target` is writable and stays valid until the backend is synchronized.
-    pub(in crate::abi) unsafe fn read_async(
+    pub(crate) unsafe fn read_async(
         &self,
         buffer: Passport,
         address: usize,
