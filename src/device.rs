@@ -324,6 +324,11 @@ impl Device {
         self.config.cache
     }
 
+    /// Whose routing replaces the model's (benchmarks only).
+    pub(crate) fn replay(&self) -> Option<&'static crate::sim::Preset> {
+        self.config.replay
+    }
+
     /// Device memory that an automatic cache leaves free.
     pub(crate) fn reserve_bytes(&self) -> usize {
         usize::try_from(self.config.vram_reserve_mb << 20).unwrap_or(usize::MAX)

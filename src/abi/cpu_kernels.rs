@@ -50,7 +50,6 @@ pub(crate) struct Form {
 /// The product of a row of weights of one type with a row of activations.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel {
-    type_: u32,
     block: usize,
     block_bytes: usize,
     dot: Function<api3::ggml_vec_dot_t>,
@@ -131,7 +130,7 @@ impl CpuKernels {
         // SAFETY: the host's table is constant and has an entry for each of its types.
         let api3::ggml_type_traits_cpu { vec_dot, vec_dot_type, .. } = unsafe { traits.read() };
         let dot = vec_dot?;
-        Some(Kernel { type_, block, block_bytes, dot, form: self.form(vec_dot_type)? })
+        Some(Kernel { block, block_bytes, dot, form: self.form(vec_dot_type)? })
     }
 
     fn form(&self, type_: u32) -> Option<Form> {
@@ -200,11 +199,6 @@ impl Kernel {
     /// Bytes of a row of weights of `count` values, a multiple of the block.
     pub(crate) fn bytes(&self, count: usize) -> usize {
         count / self.block * self.block_bytes
-    }
-
-    /// The number of the weights' type.
-    pub(crate) fn type_number(&self) -> u32 {
-        self.type_
     }
 
     /// The product of two rows of `count` values.

@@ -20,10 +20,11 @@ unsafe extern "C" fn dot_f32(
     assert_eq!(nrc, 1);
     let mut sum = 0.0;
     for index in 0..usize::try_from(n).unwrap() {
+        let (x, y) = (x.cast::<f32>().wrapping_add(index), y.cast::<f32>().wrapping_add(index));
         // SAFETY: the contract of `Kernel::dot`.
-        let x = unsafe { x.cast::<f32>().add(index).read() };
+        let x = unsafe { x.read() };
         // SAFETY: as above.
-        sum += x * unsafe { y.cast::<f32>().add(index).read() };
+        sum += x * unsafe { y.read() };
     }
     // SAFETY: as above.
     unsafe { product.write(sum) };
@@ -32,9 +33,9 @@ unsafe extern "C" fn dot_f32(
 unsafe extern "C" fn silu(n: c_int, y: *mut f32, x: *const f32) {
     for index in 0..usize::try_from(n).unwrap() {
         // SAFETY: the contract of the function.
-        let value = unsafe { x.add(index).read() };
+        let value = unsafe { x.wrapping_add(index).read() };
         // SAFETY: as above.
-        unsafe { y.add(index).write(value / (1.0 + (-value).exp())) };
+        unsafe { y.wrapping_add(index).write(value / (1.0 + (-value).exp())) };
     }
 }
 
@@ -43,9 +44,12 @@ unsafe extern "C" fn swiglu(n: c_int, y: *mut f32, x: *const f32, g: *const f32)
     unsafe { silu(n, y, x) };
     for index in 0..usize::try_from(n).unwrap() {
         // SAFETY: as above.
-        let factor = unsafe { g.add(index).read() };
+        let factor = unsafe { g.wrapping_add(index).read() };
+        let y = y.wrapping_add(index);
         // SAFETY: as above.
-        unsafe { *y.add(index) *= factor };
+        let product = unsafe { y.read() } * factor;
+        // SAFETY: as above.
+        unsafe { y.write(product) };
     }
 }
 
@@ -54,7 +58,7 @@ unsafe extern "C" fn from_halves(_: *const u16, _: *mut f32, _: i64) {}
 /// Rows of plain floats that pretend to be packed in blocks of `block`.
 pub(crate) fn plain(block: usize) -> Kernel {
     let form = Form { type_: u32::try_from(block).unwrap(), block, block_bytes: block * 4, from_float: copy };
-    Kernel { type_: 0, block, block_bytes: block * 4, dot: dot_f32, form }
+    Kernel { block, block_bytes: block * 4, dot: dot_f32, form }
 }
 
 /// Functions of single values without tables.

@@ -135,6 +135,19 @@ pub static KEYS: &[Key] = &[
         },
     },
     Key {
+        name: "replay",
+        default: "none",
+        unit: "-",
+        range: "qwen3-30b, gemma4-26b, gpt-oss, qwen3.8-next, frequency, uniform",
+        effect: "FOR BENCHMARKS ONLY: the experts of a simulated routing take the place of those that the model's router chose, so the output is nonsense. For models with random weights, whose routing has no locality.",
+        reason: "Speed depends on how routing repeats itself; random weights do not show it.",
+        test_only: true,
+        apply: |config, value| {
+            config.replay = Some(crate::sim::PRESETS.iter().find(|preset| preset.name == value).ok_or(())?);
+            Ok(())
+        },
+    },
+    Key {
         name: "debug-cuda",
         default: "none",
         unit: "-",

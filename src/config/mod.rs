@@ -93,6 +93,8 @@ pub struct Config {
     pub vram_reserve_mb: u64,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
+    /// A preset of the simulator whose routing replaces the model's (benchmarks only).
+    pub replay: Option<&'static crate::sim::Preset>,
     /// What the CUDA driver is made to look like (tests only).
     pub debug_cuda: Option<CudaFault>,
     /// The slot that panics at every call (tests only).
@@ -117,6 +119,7 @@ impl Default for Config {
             cache: CacheSize::Auto,
             vram_reserve_mb: 384,
             threads: None,
+            replay: None,
             debug_cuda: None,
             debug_panic: None,
             debug_fail_alloc: None,

@@ -167,16 +167,22 @@ impl Bell {
         self.ring();
     }
 
-    /// Waits for the next ring after the count `seen`: busily for a while, then asleep. False once the bell is closed.
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Waits for the next ring after the count `seen`: busily for a while, then asleep. False once the bell is closed, also if that was
+    /// before `seen` was read.
     pub(super) fn wait(&self, seen: u32, spin: Duration) -> bool {
-        if !spin_until(spin, || self.count() != seen) {
+        let awake = || self.count() != seen || self.is_closed();
+        if !spin_until(spin, awake) {
             let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-            while self.count() == seen {
+            while !awake() {
                 *sleepers += 1;
                 sleepers = self.wake.wait(sleepers).unwrap_or_else(PoisonError::into_inner);
                 *sleepers -= 1;
             }
         }
-        !self.closed.load(Ordering::Relaxed)
+        !self.is_closed()
     }
 }

@@ -16,7 +16,7 @@ use crate::abi::cpu_kernels::Form;
 /// A cache line, so that rows of scratch share none.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u8; LINE]);
+struct Line(#[expect(dead_code, reason = "used through its address alone")] [u8; LINE]);
 
 const LINE: usize = 64;
 

@@ -577,15 +577,6 @@ pub struct ggml_type_traits_cpu {
     pub vec_dot_type: ggml_type,
     pub nrows: i64,
 }
-impl Default for ggml_type_traits_cpu {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 pub type fn_ggml_backend_reg_count = ::core::option::Option<unsafe extern "C" fn() -> usize>;
 pub type fn_ggml_backend_reg_get = ::core::option::Option<unsafe extern "C" fn(index: usize) -> ggml_backend_reg_t>;
 pub type fn_ggml_backend_dev_count = ::core::option::Option<unsafe extern "C" fn() -> usize>;

@@ -149,6 +149,10 @@ impl Cache {
         let experts = self.policy.shape().groups()[group.0 as usize].experts;
         let mut out = Vec::with_capacity(used * tokens);
         for token in 0..tokens {
+            if let Some(replay) = &self.replay {
+                out.extend(replay.experts(group, token).iter().map(|&expert| u32::from(expert)));
+                continue;
+            }
             for place in 0..used {
                 let offset = token * ids.nb()[1] + place * ids.nb()[0];
                 // SAFETY: the lane holds the span of the ids that was copied to it.

@@ -79,6 +79,39 @@ pub(crate) struct Cache {
     /// The graph that ran last; it is done when the stream was waited for.
     reader: Option<Reader>,
     lane: Lane,
+    replay: Option<Replay>,
+}
+
+/// A simulated routing that replaces the model's, for benchmarks.
+struct Replay {
+    /// Experts by token, group and place.
+    ids: Vec<u16>,
+    per_token: usize,
+    used: usize,
+    token: usize,
+}
+
+/// Tokens of a simulated routing before it repeats itself.
+const REPLAY_TOKENS: usize = 2048;
+
+impl Replay {
+    /// `None` if the preset is of another shape than the model.
+    fn new(preset: &crate::sim::Preset, shape: &Shape) -> Option<Self> {
+        let groups = shape.groups();
+        let fits = |group: &Group| group.experts == preset.experts.into() && group.used == preset.used.into();
+        let layers = u16::try_from(groups.len()).ok().filter(|_| groups.iter().all(fits))?;
+        let mut routing = crate::sim::Routing::new(preset, layers, 1);
+        let mut ids = Vec::new();
+        (0..REPLAY_TOKENS).for_each(|_| routing.token(&mut ids));
+        let used = usize::from(preset.used);
+        Some(Self { ids, per_token: usize::from(layers) * used, used, token: 0 })
+    }
+
+    /// The experts of a token of the graph that runs.
+    fn experts(&self, group: GroupId, token: usize) -> &[u16] {
+        let start = ((self.token + token) % REPLAY_TOKENS) * self.per_token + group.0 as usize * self.used;
+        &self.ids[start..start + self.used]
+    }
 }
 
 /// A block of the graph that the cache can compute.
@@ -152,6 +185,11 @@ impl Cache {
             residency.set_slots(number, pool.slots);
         }
         let heat = Heat::new(shape.blocks());
+        let replay = device.replay().and_then(|preset| Replay::new(preset, &shape));
+        if let Some(preset) = device.replay() {
+            let how = if replay.is_some() { "REPLACED BY" } else { "NOT REPLACED (OTHER SHAPE) BY" };
+            log::notice(&format!("{}: ROUTING IS {how} THE PRESET {}: THE OUTPUT IS NONSENSE", device.label(), preset.name));
+        }
         let cache = Self {
             model_epoch: device.model_epoch(),
             groups: keys,
@@ -163,6 +201,7 @@ impl Cache {
             waiting: VecDeque::new(),
             reader: None,
             lane: Lane::new(device, lane)?,
+            replay,
         };
         cache.announce(device, bytes);
         Ok(cache)
@@ -226,6 +265,9 @@ impl Cache {
     /// A graph of so many tokens was handed to the device: chooses what to load next, and begins.
     pub(crate) fn end(&mut self, device: &Device, reader: Reader, tokens: u32) -> Result<u64, BufferError> {
         self.reader = Some(reader);
+        if let Some(replay) = &mut self.replay {
+            replay.token = (replay.token + tokens as usize) % REPLAY_TOKENS;
+        }
         let mut admissions: Vec<Admission> = self.policy.end_of_step(tokens).to_vec();
         if self.uploads.len() + self.waiting.len() < 2 * PRELOAD_PER_STEP {
             admissions.extend_from_slice(self.policy.preload(PRELOAD_PER_STEP));
