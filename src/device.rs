@@ -71,6 +71,7 @@ pub(crate) struct Device {
     cache: Mutex<Option<Option<Box<Cache>>>>,
     told_no_cache: AtomicBool,
     model_epoch: AtomicU64,
+    gave_up: AtomicU64,
     /// Threads that the host was told to compute with.
     threads: AtomicUsize,
 }
@@ -132,6 +133,7 @@ impl Device {
             cache: Mutex::new(Some(None)),
             told_no_cache: AtomicBool::new(false),
             model_epoch: AtomicU64::new(1),
+            gave_up: AtomicU64::new(0),
             threads: AtomicUsize::new(0),
         }
     }
@@ -337,6 +339,16 @@ impl Device {
     /// Whether the inner device is a GPU.
     pub(crate) fn is_gpu(&self) -> bool {
         matches!(self.inner.kind(), DeviceKind::Gpu | DeviceKind::IntegratedGpu)
+    }
+
+    /// Whether a cache is still to be made for the model: not after it failed once.
+    pub(crate) fn wants_cache(&self) -> bool {
+        self.gave_up.load(Ordering::Relaxed) != self.model_epoch()
+    }
+
+    /// No cache for this model.
+    pub(crate) fn give_up_cache(&self) {
+        self.gave_up.store(self.model_epoch(), Ordering::Relaxed);
     }
 
     /// Tells once why there is no cache.

@@ -36,8 +36,11 @@ impl Backend {
         if slot.as_ref().is_some_and(|cache| !cache.is_current(self.device)) {
             slot = None; // a model was freed: nothing of it may be read any more
         }
-        if slot.is_none() {
+        if slot.is_none() && self.device.wants_cache() {
             slot = self.make_cache(nodes, blocks);
+            if slot.is_none() {
+                self.device.give_up_cache();
+            }
         }
         let Some(mut cache) = slot else {
             self.device.put_cache(None);
@@ -128,6 +131,7 @@ impl Backend {
                 log::notice(&format!("{}: the cache is dropped: {error}", self.device.label()));
                 self.inner.synchronize();
                 drop(cache);
+                self.device.give_up_cache();
                 self.device.put_cache(None);
             }
         }

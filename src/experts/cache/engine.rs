@@ -321,8 +321,24 @@ pub(super) fn input_bytes(product: Tensor<'_>) -> usize {
 pub(super) fn upload(device: &Device, target: Place<'_>, source: usize, bytes: usize) -> Result<(), BufferError> {
     let source = core::ptr::with_exposed_provenance::<c_void>(source);
     // SAFETY: the bytes lie in RAM of the model, which stays while the cache is current; it is dropped, and the driver waited for, before.
-    unsafe { device.driver().upload(target, source, Rows::one(bytes)) }.map_err(BufferError::from)
+    let whole = unsafe { device.driver().upload(target, source, Rows::one(bytes)) };
+    if whole.is_ok() {
+        return Ok(());
+    }
+    // CUDA refuses a copy from memory of which a part is registered, as it is while registration goes on behind us.
+    let mut done = 0;
+    while done < bytes {
+        let piece = TAKEN_BYTES.min(bytes - done);
+        let place = Place { address: target.address + done, ..target };
+        // SAFETY: as above.
+        unsafe { device.driver().upload_taking(place, source.wrapping_byte_add(done), Rows::one(piece)) }?;
+        done += piece;
+    }
+    Ok(())
 }
+
+/// What drivers take into memory of their own at once.
+const TAKEN_BYTES: usize = 256 << 10;
 
 fn passport(tensor: Tensor<'_>) -> Option<Passport> {
     tensor.our_buffer()?.memory().map(|memory| memory.passport())
