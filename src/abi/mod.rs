@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "this module is the C boundary; every block says what it relies on")]
 
 pub(crate) mod boundary;
+mod exceptions;
 #[path = "gen/api2.rs"]
 #[rustfmt::skip]
 #[expect(
