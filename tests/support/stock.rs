@@ -100,11 +100,6 @@ fn preloaded(name: &str) -> PathBuf {
     compile(&source, &format!("{}.so", name.replace('/', "-")), &["-shared", "-fPIC"])
 }
 
-/// A program of our own out of `tests/NAME.c`.
-pub fn own_program(name: &str) -> PathBuf {
-    compile(&format!("{name}.c"), &name.replace('/', "-"), &["-ldl"])
-}
-
 /// A stock program with what every comparison needs: the model, no repacking, the side's devices.
 pub fn tool(name: &str, side: Side<'_>, model: &Path, threads: u32) -> Command {
     let mut command = program(name, side);
