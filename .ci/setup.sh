@@ -15,7 +15,7 @@ want() { # command:package...
 }
 
 want_rust() {
-  want cc:gcc
+  want cc:gcc c++:g++
   if ! command -v cargo > /dev/null; then
     echo "setup: cargo is missing; install Rust $(wanted_rust) or later, for example with https://rustup.rs" >&2
     exit 1

@@ -1,4 +1,4 @@
-//! Link flags of the plugin. No code is generated here: everything generated is committed and checked for drift.
+//! Link flags of the plugin, and its one C++ file. No code is generated here: everything generated is committed and checked for drift.
 
 fn main() {
     println!("cargo:rerun-if-changed=src/build.rs");
@@ -9,4 +9,12 @@ fn main() {
         println!("cargo:rustc-cdylib-link-arg=-Wl,-z,defs");
     }
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libggml-moe.so");
+    // A C++ exception can be caught in C++ only.
+    println!("cargo:rerun-if-changed=src/abi/exceptions.cpp");
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .warnings(true)
+        .file("src/abi/exceptions.cpp")
+        .compile("ggml_moe_exceptions");
 }

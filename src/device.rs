@@ -53,6 +53,8 @@ pub(crate) struct Device {
     dense: Mutex<DenseSize>,
     /// What was last reported as free, in bytes.
     reported: AtomicUsize,
+    /// Whether that was the least that is ever reported.
+    reported_least: AtomicBool,
     allocations: AtomicU32,
     poisoned: AtomicBool,
     told_poison: AtomicBool,
@@ -120,6 +122,7 @@ impl Device {
             config,
             dense: Mutex::new(DenseSize::default()),
             reported: AtomicUsize::new(0),
+            reported_least: AtomicBool::new(false),
             allocations: AtomicU32::new(0),
             poisoned: AtomicBool::new(false),
             told_poison: AtomicBool::new(false),
@@ -216,6 +219,7 @@ impl Device {
         let dense = self.dense.lock().settle();
         let reported = reported_free(free, dense, self.config.ctx_share);
         self.reported.store(reported, Ordering::Relaxed);
+        self.reported_least.store(reported == dense.saturating_add(SMALLEST_ROOM), Ordering::Relaxed);
         (reported, total)
     }
 
@@ -404,14 +408,22 @@ impl Device {
                 let experts = if self.kept_experts.load(Ordering::Relaxed) {
                     "experts stay in RAM"
                 } else {
-                    "it keeps no experts in RAM (the model has none, or -ot, --cpu-moe or --n-cpu-moe placed them elsewhere)"
+                    "it keeps no experts in RAM (none were placed in its expert buffer: the model or this device's layers have none, -ot, \
+                     --cpu-moe or --n-cpu-moe placed them elsewhere, or an RPC server put them on the device)"
+                };
+                let how = if self.reported_least.load(Ordering::Relaxed) {
+                    format!(
+                        "dense weights and {} MiB, the least that lets llama.cpp place every layer here",
+                        SMALLEST_ROOM >> 20
+                    )
+                } else {
+                    format!("dense weights and {} of the rest, ctx-share", self.config.ctx_share)
                 };
                 log::notice(&format!(
-                    "{} runs over {}: {experts}; {reported} MiB were reported free (dense weights and {} of the rest, \
-                     ctx-share), so that an unset context leaves memory to experts",
+                    "{} runs over {}: {experts}; {reported} MiB were reported free ({how}), so that an unset context leaves memory to \
+                     experts",
                     self.label(),
                     self.inner_name,
-                    self.config.ctx_share,
                 ));
                 if let Some(reason) = self.driver_reason.get() {
                     log::notice(&format!("{}: {reason}", self.label()));

@@ -4,6 +4,8 @@
 //! Invariants: our devices are never an inner device; a device of ours is used by llama.cpp only when it is named.
 //! Threads: the loader's. Does not: open a device or start anything.
 
+use std::sync::Once;
+
 use crate::abi::inner::{self, DeviceKind};
 use crate::config::Config;
 use crate::device::{Device, KindRule, Mode, SETTING_FAULT};
@@ -33,10 +35,11 @@ const PROVIDERS: [&str; 5] = ["CPU", "CUDA", "ROCm", "MUSA", "Vulkan"];
 /// load should ask again.
 pub(crate) fn devices(config: &'static Config, request: Request) -> Option<Vec<&'static Device>> {
     if request.splits_tensors {
-        log::notice(
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| log::notice(
             "off: split mode tensor divides every tensor among all devices, which experts in RAM cannot follow; use -sm layer, or run \
              without GGML_BACKEND_PATH",
-        );
+        ));
         return Some(Vec::new());
     }
     let registered: Vec<(inner::Device, inner::BufferType)> = inner::devices()

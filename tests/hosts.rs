@@ -27,6 +27,8 @@ mod devices;
 mod doctored;
 #[path = "hosts/embeddings.rs"]
 mod embeddings;
+#[path = "hosts/exceptions.rs"]
+mod exceptions;
 #[path = "hosts/faults.rs"]
 mod faults;
 #[path = "hosts/flags.rs"]

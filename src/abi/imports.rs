@@ -31,6 +31,9 @@ macro_rules! imports {
         }
 
         impl Imports {
+            /// How many functions are required.
+            pub(crate) const REQUIRED: usize = [$(stringify!($name)),*].len() + 1;
+
             /// Looks up every name. Err lists all required names that are missing.
             pub(crate) fn resolve(lookup: &dyn Fn(&CStr) -> *mut c_void) -> Result<Self, Vec<&'static str>> {
                 let mut missing = Vec::new();
@@ -160,8 +163,28 @@ pub(crate) fn host_symbol(name: &CStr) -> *mut c_void {
     if global.is_null() { in_ggml_objects(name) } else { global }
 }
 
-/// The names are collected first and opened afterwards: the loader holds a lock while it iterates.
+/// The ggml libraries of this process, by a file of each: more than one cannot be told apart.
+pub(crate) fn ggml_libraries() -> Vec<String> {
+    let name = c"ggml_backend_dev_count";
+    let mut found: Vec<(*mut c_void, String)> = Vec::new();
+    for object in loaded_objects() {
+        let address = symbol_of(&object, name);
+        // Objects of one library find the same function through each other.
+        if !address.is_null() && !found.iter().any(|(known, _)| *known == address) {
+            found.push((address, object.to_string_lossy().into_owned()));
+        }
+    }
+    found.into_iter().map(|(_, file)| file).collect()
+}
+
 fn in_ggml_objects(name: &CStr) -> *mut c_void {
+    let objects = loaded_objects();
+    let found = objects.iter().map(|object| symbol_of(object, name)).find(|address| !address.is_null());
+    found.unwrap_or(core::ptr::null_mut())
+}
+
+/// The names are collected first and opened afterwards: the loader holds a lock while it iterates.
+fn loaded_objects() -> Vec<CString> {
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
         // SAFETY: dl_iterate_phdr passes a valid record for the duration of the call.
         let object = unsafe { (*info).dlpi_name };
@@ -177,8 +200,7 @@ fn in_ggml_objects(name: &CStr) -> *mut c_void {
     let mut objects: Vec<CString> = Vec::new();
     // SAFETY: `visit` does not unwind (it only copies names) and does not keep the pointer.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut objects).cast()) };
-    let found = objects.iter().map(|object| symbol_of(object, name)).find(|address| !address.is_null());
-    found.unwrap_or(core::ptr::null_mut())
+    objects
 }
 
 /// The symbol of one loaded object, if its file name starts with libggml and it is not this plugin.

@@ -13,6 +13,7 @@ pub(crate) mod boundary;
 pub(crate) mod cpu_kernels;
 #[cfg(test)]
 pub(crate) mod cpu_reference;
+mod exceptions;
 #[path = "gen/api2.rs"]
 #[rustfmt::skip]
 #[expect(

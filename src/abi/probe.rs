@@ -12,7 +12,7 @@ use core::ptr::NonNull;
 use super::gen_api3 as api3;
 use super::graph::examine;
 use super::host::Host;
-use super::imports::{Imports, host_symbol};
+use super::imports::{Imports, ggml_libraries, host_symbol};
 use super::layout::{LAYOUTS, Layout, field};
 use super::ops::Ops;
 use crate::config::GraphMode;
@@ -23,6 +23,12 @@ pub(crate) enum Refusal {
     /// Functions are missing: not ggml, a static build, or a release we do not know.
     #[error("this host does not export {}: it is not a shared build of ggml that this plugin knows", .0.join(", "))]
     MissingFunctions(Vec<&'static str>),
+    /// None of the functions is there.
+    #[error("this host exports none of ggml's functions: it is a static build, or not ggml")]
+    NoFunctions,
+    /// Several ggml libraries: which of them loaded us cannot be told.
+    #[error("this process holds {} ggml libraries, which cannot be told apart ({})", .0.len(), .0.join(", "))]
+    SeveralLibraries(Vec<String>),
     /// No row of the layout table fits.
     #[error("the binary layout of this host is not known ({0})")]
     UnknownLayout(String),
@@ -46,7 +52,14 @@ impl Refusal {
 
 /// Finds out everything about the host that loaded us.
 pub(crate) fn probe(graphs: Option<GraphMode>) -> Result<Host, Refusal> {
-    let api = Imports::resolve(&host_symbol).map_err(Refusal::MissingFunctions)?;
+    let libraries = ggml_libraries();
+    if libraries.len() > 1 {
+        return Err(Refusal::SeveralLibraries(libraries));
+    }
+    let missing = |names: Vec<&'static str>| {
+        if names.len() >= Imports::REQUIRED { Refusal::NoFunctions } else { Refusal::MissingFunctions(names) }
+    };
+    let api = Imports::resolve(&host_symbol).map_err(missing)?;
     if !type_numbers(&api) {
         return Err(Refusal::UnknownLayout("type numbers differ".to_owned()));
     }

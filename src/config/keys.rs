@@ -30,7 +30,7 @@ pub static KEYS: &[Key] = &[
         default: "every local GPU",
         unit: "device names",
         range: "names as the host prints them (--list-devices), separated by ',' or '+', 64 at most; a name may be repeated",
-        effect: "Devices to put a MoE device in front of: the first named becomes MoE0, the next MoE1. Over CPU and CUDA devices (ROCm and MUSA are built the same way and untested) experts stay in RAM; over any other everything is passed through. One name that the host does not have puts all our devices into pass-through. Case does not matter. A device named twice counts its memory twice.",
+        effect: "Devices to put a MoE device in front of: the first named becomes MoE0, the next MoE1. Over CPU, CUDA and Vulkan devices (ROCm and MUSA are built as CUDA is, and untested) experts stay in RAM; over any other everything is passed through. Devices that the host registers after the plugin, as those of --rpc, cannot be named. One name that the host does not have puts all our devices into pass-through. Case does not matter. A device named twice counts its memory twice.",
         reason: "The plugin exists for GPUs; each card gets a device of its own.",
         test_only: false,
         apply: |config, value| {
@@ -71,7 +71,7 @@ pub static KEYS: &[Key] = &[
         test_only: false,
         apply: |config, value| {
             let share: f64 = value.parse().map_err(|_| ())?;
-            if !(0.0..=1.0).contains(&share) {
+            if !(0.0..=1.0).contains(&share) || share.is_sign_negative() {
                 return Err(());
             }
             config.ctx_share = share;

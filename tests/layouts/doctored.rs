@@ -10,7 +10,8 @@ use crate::summary::ran_in_blocks;
 use crate::support::fixture_model;
 use crate::support::process::{Finished, run};
 use crate::support::server::{Completion, Server};
-use crate::support::stock::{OVER_CPU, Side, preload, tool};
+use crate::support::stock::{OVER_CPU, Side, command, plugin, preload, tool};
+use crate::toolchain::{self, compiler, root, scratch};
 
 /// What makes the host unknown, and what the plugin's line must name.
 const UNKNOWN: [(&str, &str); 5] = [
@@ -92,4 +93,22 @@ fn an_undoctored_host_is_known() {
     assert_eq!(finished.lines_with("graphs handed on as views").len(), 1, "{}", finished.report("not known"));
     ran_in_blocks(&finished);
     assert_eq!(&completion, stock());
+}
+
+/// The first library found would be taken for the one that asks, and the program would crash.
+#[test]
+fn two_ggml_libraries_in_one_process_are_refused() {
+    let folder = |name: &str| {
+        let entry = crate::entries().into_iter().find(|entry| entry.name == name).expect("the matrix has it");
+        entry.libraries
+    };
+    let program = scratch("two").join("two");
+    let mut compile = compiler(&folder("ggml-0.9.4"));
+    toolchain::run(compile.arg("-Werror").arg(root().join("tests/layouts/two.c")).arg("-ldl").arg("-o").arg(&program));
+    let mut command = command(&program, Side::Plugin { keys: "inner=CPU", device: "" });
+    command.arg(folder("ggml-0.9.4")).arg(folder("ggml-0.20.2")).arg(plugin());
+    let finished = run(&mut command, Duration::from_secs(30)).success();
+    let lines = finished.lines_with("ggml-moe: ");
+    assert_eq!(lines.len(), 1, "{}", finished.report("one line"));
+    assert!(lines[0].contains("this process holds 2 ggml libraries"), "{lines:?}");
 }

@@ -94,9 +94,10 @@ pub fn preload<'a>(command: &'a mut Command, name: &str) -> &'a mut Command {
     command.env("LD_PRELOAD", libraries.join(" "))
 }
 
-/// A library for `LD_PRELOAD` out of `tests/NAME.c`.
+/// A library for `LD_PRELOAD` out of `tests/NAME.c`, or of `tests/NAME` if that says C++.
 fn preloaded(name: &str) -> PathBuf {
-    compile(&format!("{name}.c"), &format!("{}.so", name.replace('/', "-")), &["-shared", "-fPIC"])
+    let source = if name.ends_with(".cpp") { name.to_owned() } else { format!("{name}.c") };
+    compile(&source, &format!("{}.so", name.replace('/', "-")), &["-shared", "-fPIC"])
 }
 
 /// A stock program with what every comparison needs: the model, no repacking, the side's devices.
@@ -132,8 +133,10 @@ fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
     let newest = time(&source).max(time(&folder().join("libllama.so")));
     if time(&output) <= newest {
         let (bin, headers) = (folder(), sources());
-        let mut cc = Command::new("cc");
-        cc.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror"]).args(flags).arg("-o").arg(&output).arg(&source);
+        let is_cpp = source.extension().is_some_and(|extension| extension == "cpp");
+        let (compiler, standard) = if is_cpp { ("c++", "-std=c++17") } else { ("cc", "-std=c11") };
+        let mut cc = Command::new(compiler);
+        cc.args([standard, "-O1", "-Wall", "-Wextra", "-Werror"]).args(flags).arg("-o").arg(&output).arg(&source);
         cc.arg("-I").arg(headers.join("include")).arg("-I").arg(headers.join("ggml/include"));
         cc.arg("-isystem").arg(headers.join("ggml/src"));
         cc.arg("-Wl,--as-needed").arg("-L").arg(bin).arg(format!("-Wl,-rpath,{}", bin.display())).args([

@@ -3,6 +3,7 @@
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 
+use super::super::exceptions;
 use super::super::gen_api3 as api3;
 use super::super::graph::{Graph, Part};
 use super::super::host::host;
@@ -95,13 +96,13 @@ impl Backend {
     /// Runs a part of a graph, asynchronously where the inner device can.
     pub(crate) fn compute(&self, part: &mut Part<'_>) -> Status {
         // SAFETY: a valid backend and a valid graph.
-        Status(unsafe { (host().api.ggml_backend_graph_compute_async)(self.as_ptr(), part.as_ptr()) })
+        Status(unsafe { exceptions::graph_compute(self.as_ptr(), part.as_ptr()) })
     }
 
     /// Runs the host's graph as it is.
     pub(crate) fn compute_whole(&self, graph: Graph<'_>) -> Status {
         // SAFETY: a valid backend and a valid graph.
-        Status(unsafe { (host().api.ggml_backend_graph_compute_async)(self.as_ptr(), graph.as_ptr()) })
+        Status(unsafe { exceptions::graph_compute(self.as_ptr(), graph.as_ptr()) })
     }
 
     /// Queues a copy from the host.

@@ -3,6 +3,7 @@
 use core::ffi::c_void;
 use core::ptr::NonNull;
 
+use super::super::exceptions;
 use super::super::gen_api3 as api3;
 use super::super::host::host;
 use super::super::layout::Words;
@@ -58,7 +59,7 @@ impl BufferType {
             return None;
         }
         // SAFETY: a valid buffer type.
-        let pointer = NonNull::new(unsafe { (host().api.ggml_backend_buft_alloc_buffer)(self.as_ptr(), bytes) })?;
+        let pointer = NonNull::new(unsafe { exceptions::alloc_buffer(self.as_ptr(), bytes) })?;
         // SAFETY: a valid buffer of more than zero bytes.
         let base = unsafe { (host().api.ggml_backend_buffer_get_base)(pointer.as_ptr()) }.addr();
         Some(Buffer { pointer, base, bytes })

@@ -3,6 +3,7 @@
 use core::ffi::{CStr, c_void};
 use core::ptr::NonNull;
 
+use super::super::exceptions;
 use super::super::gen_api3 as api3;
 use super::super::host::{host, text};
 use super::super::layout::field;
@@ -168,8 +169,8 @@ impl Device {
 
     /// Opens a stream on the device.
     pub(crate) fn open(&self) -> Option<Backend> {
-        // SAFETY: a valid device; null parameters mean the defaults.
-        let backend = NonNull::new(unsafe { (host().api.ggml_backend_dev_init)(self.as_ptr(), core::ptr::null()) })?;
+        // SAFETY: a valid device.
+        let backend = NonNull::new(unsafe { exceptions::dev_init(self.as_ptr()) })?;
         Some(Backend(backend))
     }
 
