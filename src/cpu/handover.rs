@@ -43,7 +43,9 @@ impl Tasks {
         self.failed.store(false, Ordering::Relaxed);
         self.count.store(count, Ordering::Relaxed);
         self.unfinished.store(count, Ordering::Relaxed);
-        self.left.store(count, Ordering::Release);
+        // A swap, and taking acquires and releases: so a thread that came too late for the last job happens before this one. (Loom needs
+        // that; the language orders the two through the value that the late thread has read.)
+        self.left.swap(count, Ordering::AcqRel);
     }
 
     /// Whether there may be a task to take.
@@ -56,7 +58,7 @@ impl Tasks {
         if !self.any() {
             return None;
         }
-        let left = self.left.fetch_sub(1, Ordering::Acquire);
+        let left = self.left.fetch_sub(1, Ordering::AcqRel);
         // `count` is that of the job whose task this is: the job cannot end before this task does.
         if left > 0 { usize::try_from(self.count.load(Ordering::Relaxed) - left).ok() } else { None }
     }
