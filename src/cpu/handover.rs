@@ -53,7 +53,7 @@ impl Tasks {
         self.left.load(Ordering::Relaxed) > 0
     }
 
-    /// Takes the next task: its number, from 0. Whoever gets one calls [`Tasks::finish`].
+    /// Takes the next task: its number, from 0. Whoever gets tasks calls [`Tasks::finish`] once there are no more.
     pub(super) fn take(&self) -> Option<usize> {
         if !self.any() {
             return None;
@@ -63,9 +63,9 @@ impl Tasks {
         if left > 0 { usize::try_from(self.count.load(Ordering::Relaxed) - left).ok() } else { None }
     }
 
-    /// Ends a task that was taken.
-    pub(super) fn finish(&self) {
-        if self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
+    /// Ends so many tasks that this thread has taken, all of them: one write for many tasks, on memory that all threads write to.
+    pub(super) fn finish(&self, count: i32) {
+        if self.unfinished.fetch_sub(count, Ordering::AcqRel) == count {
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
             self.ended.notify_all();
         }

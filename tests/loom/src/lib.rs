@@ -32,11 +32,15 @@ impl Place {
     }
 
     fn work_off(&self) {
+        let mut count = 0;
         while let Some(task) = self.tasks.take() {
+            count += 1;
             // SAFETY: a task was taken; whether that suffices is what loom finds out.
             let job = self.job.with(|job| unsafe { *job });
             self.done[job + task].fetch_add(1, Ordering::Relaxed);
-            self.tasks.finish();
+        }
+        if count > 0 {
+            self.tasks.finish(count);
         }
     }
 
@@ -140,7 +144,7 @@ fn latches_order_what_tasks_write() {
                         }
                     }
                 }
-                tasks.finish();
+                tasks.finish(1);
             }
         };
         let other = Arc::clone(&shared);
@@ -167,7 +171,7 @@ fn a_failure_ends_the_wait() {
                 } else {
                     assert!(!latch.wait(tasks));
                 }
-                tasks.finish();
+                tasks.finish(1);
             }
         };
         let other = Arc::clone(&shared);
