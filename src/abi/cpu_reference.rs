@@ -76,9 +76,39 @@ pub(crate) fn row_bytes(type_: u32, count: usize) -> usize {
     super::host().row_size(type_, i64::try_from(count).unwrap())
 }
 
-/// Rows of `count` values in a type, by the host's own quantization.
+/// Types whose quantization takes the host seconds to prepare, and where the scale of a block lies: in its first two bytes, or in the
+/// upper halves of the odd ones of the last eight.
+const SLOW: [(u32, bool); 7] = [
+    (api3::GGML_TYPE_IQ2_XXS, true),
+    (api3::GGML_TYPE_IQ2_XS, true),
+    (api3::GGML_TYPE_IQ2_S, true),
+    (api3::GGML_TYPE_IQ3_XXS, true),
+    (api3::GGML_TYPE_IQ3_S, true),
+    (api3::GGML_TYPE_IQ1_S, true),
+    (api3::GGML_TYPE_IQ1_M, false),
+];
+
+/// Blocks of arbitrary bytes with a sane scale.
+fn arbitrary(type_: u32, scale_first: bool, blocks: usize) -> Vec<u8> {
+    let block = row_bytes(type_, 256);
+    let mut bytes: Vec<u8> = (0..blocks * block).map(|index| u8::try_from(index * index % 251).unwrap()).collect();
+    for block in bytes.chunks_mut(block) {
+        if scale_first {
+            block[1] = 0x2c;
+        } else {
+            let last = block.len() - 8;
+            block[last..].iter_mut().skip(1).step_by(2).for_each(|byte| *byte = 0x20 | *byte & 0x0f);
+        }
+    }
+    bytes
+}
+
+/// Rows of `count` values in a type, by the host's own quantization, or of arbitrary values where that would take long.
 pub(crate) fn quantize(type_: u32, values: &[f32], count: usize) -> Vec<u8> {
     type Chunk = unsafe extern "C" fn(u32, *const f32, *mut u8, i64, i64, i64, *const f32) -> usize;
+    if let Some(&(_, scale_first)) = SLOW.iter().find(|slow| slow.0 == type_) {
+        return arbitrary(type_, scale_first, values.len() / 256);
+    }
     // SAFETY: the type of the function in ggml.h.
     let chunk: Chunk = unsafe { function(c"ggml_quantize_chunk") };
     let rows = values.len() / count;

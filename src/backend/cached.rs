@@ -10,7 +10,6 @@ use crate::abi::graph::Graph;
 use crate::abi::inner::Status;
 use crate::abi::tensor::Tensor;
 use crate::config::CacheSize;
-use crate::cpu;
 use crate::experts::cache::{BlockRun, Cache, Candidate};
 use crate::experts::residency::Reader;
 use crate::graph::Step;
@@ -29,7 +28,7 @@ const LEAST_BYTES: usize = 64 << 20;
 impl Backend {
     /// Takes the device's cache for a graph with these blocks; makes it at the first such graph. `None`: the plain path.
     pub(super) fn begin_cached(&self, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Option<Session> {
-        if blocks.is_empty() || cpu::team(|| self.device.team_options()).is_err() {
+        if blocks.is_empty() {
             return None;
         }
         let mut slot = self.device.take_cache()?;
@@ -90,11 +89,9 @@ impl Backend {
         step: &Step,
         block: (usize, &Candidate),
     ) -> Result<Status, BackendError> {
-        let (Ok(team), Some(reader)) = (cpu::team(|| self.device.team_options()), session.reader.as_ref()) else {
-            return Ok(Status::FAILED);
-        };
+        let Some(reader) = session.reader.as_ref() else { return Ok(Status::FAILED) };
         let (number, block) = block;
-        let run = BlockRun { device: self.device, inner: &self.inner, nodes, block, number, reader, team };
+        let run = BlockRun { device: self.device, inner: &self.inner, nodes, block, number, reader };
         let mut retired = state.plain.take_retired();
         let range = step.range();
         let compute = |variant| {

@@ -93,11 +93,11 @@ pub static KEYS: &[Key] = &[
     },
     Key {
         name: "cache",
-        default: "auto",
+        default: "off",
         unit: "MiB",
         range: "auto, off, or a number from 1",
         effect: "Device memory for experts in use; the others are computed in RAM at the same time. auto takes what is free at the first request, less vram-reserve-mb, over a GPU; over any other device there is no cache. off reads or copies experts when they are used.",
-        reason: "Memory that nothing else uses is worth most as a cache.",
+        reason: "It is new: memory that it took is not given back yet to what is loaded later (a draft model, an image encoder, another program).",
         test_only: false,
         apply: |config, value| {
             config.cache = match value {

@@ -116,7 +116,7 @@ impl Default for Config {
             log: LogDetail::Notice,
             ctx_share: 0.30,
             pin_budget_mb: None,
-            cache: CacheSize::Auto,
+            cache: CacheSize::Off,
             vram_reserve_mb: 384,
             threads: None,
             replay: None,

@@ -43,7 +43,9 @@ impl Tasks {
         self.failed.store(false, Ordering::Relaxed);
         self.count.store(count, Ordering::Relaxed);
         self.unfinished.store(count, Ordering::Relaxed);
-        self.left.store(count, Ordering::Release);
+        // A swap, and taking acquires and releases: so a thread that came too late for the last job happens before this one. (Loom needs
+        // that; the language orders the two through the value that the late thread has read.)
+        self.left.swap(count, Ordering::AcqRel);
     }
 
     /// Whether there may be a task to take.
@@ -51,19 +53,19 @@ impl Tasks {
         self.left.load(Ordering::Relaxed) > 0
     }
 
-    /// Takes the next task: its number, from 0. Whoever gets one calls [`Tasks::finish`].
+    /// Takes the next task: its number, from 0. Whoever gets tasks calls [`Tasks::finish`] once there are no more.
     pub(super) fn take(&self) -> Option<usize> {
         if !self.any() {
             return None;
         }
-        let left = self.left.fetch_sub(1, Ordering::Acquire);
+        let left = self.left.fetch_sub(1, Ordering::AcqRel);
         // `count` is that of the job whose task this is: the job cannot end before this task does.
         if left > 0 { usize::try_from(self.count.load(Ordering::Relaxed) - left).ok() } else { None }
     }
 
-    /// Ends a task that was taken.
-    pub(super) fn finish(&self) {
-        if self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
+    /// Ends so many tasks that this thread has taken, all of them: one write for many tasks, on memory that all threads write to.
+    pub(super) fn finish(&self, count: i32) {
+        if self.unfinished.fetch_sub(count, Ordering::AcqRel) == count {
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
             self.ended.notify_all();
         }

@@ -4,7 +4,7 @@
 //! ([`team`], [`threads`]) and the order between them ([`handover`]).
 //! Invariants: results are those of ggml's CPU backend without repacking: its own products on its own forms, in its order.
 //! Threads: those of the team; callers may be any.
-//! Does not: decide which experts it gets, or move anything to a device. docs/adr/0007-cpu-team.md says why it is built this way.
+//! Does not: decide which experts it gets, or move anything to a device. docs/adr/0008-cpu-team.md says why it is built this way.
 
 pub(crate) mod activation;
 mod cut;
@@ -14,14 +14,6 @@ mod sync;
 pub(crate) mod team;
 pub(crate) mod threads;
 mod work;
-
-use std::sync::OnceLock;
-
-/// The team of this process, made at the first call with what `options` says then.
-pub(crate) fn team(options: impl FnOnce() -> team::Options) -> Result<&'static team::Team, &'static str> {
-    static TEAM: OnceLock<Option<team::Team>> = OnceLock::new();
-    TEAM.get_or_init(|| team::Team::new(options()).ok()).as_ref().ok_or("the system gives no threads")
-}
 
 #[cfg(test)]
 mod against_stock;

@@ -10,10 +10,12 @@
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::handover::{Bell, Tasks};
 use super::shape::{Job, JobError};
@@ -128,6 +130,19 @@ impl Team {
     }
 }
 
+/// The team of this process: the one that is there, or a new one. It lives as long as anybody holds it, and whoever comes later shares it
+/// as it is, whatever the options.
+pub(crate) fn shared(options: Options) -> std::io::Result<Arc<Team>> {
+    static TEAM: Mutex<Weak<Team>> = Mutex::new(Weak::new());
+    let mut team = TEAM.lock();
+    if let Some(team) = team.upgrade() {
+        return Ok(team);
+    }
+    let made = Arc::new(Team::new(options)?);
+    *team = Arc::downgrade(&made);
+    Ok(made)
+}
+
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.bell.close();
@@ -186,7 +201,9 @@ impl Shared {
 impl Place {
     /// Does tasks until there is none left to take.
     fn work_off(&self) {
+        let mut count = 0;
         while let Some(number) = self.tasks.take() {
+            count += 1;
             if !self.tasks.has_failed() {
                 // SAFETY: a task was taken, so the data is that of its job and is only read until the task is finished.
                 let work = unsafe { &*self.work.0.get() };
@@ -196,7 +213,9 @@ impl Place {
                     self.tasks.fail();
                 }
             }
-            self.tasks.finish();
+        }
+        if count > 0 {
+            self.tasks.finish(count);
         }
     }
 }

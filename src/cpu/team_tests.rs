@@ -217,3 +217,18 @@ fn places_are_given_back() {
     let nothing = make(8, 8, (true, true), Vec::new(), 1);
     assert_eq!(nothing.by(&team, None, |ticket| assert!(ticket.is_done())), Ok(Vec::new()));
 }
+
+/// One team for all, as long as somebody holds it; then its threads are gone.
+#[test]
+fn the_process_has_one_team() {
+    let options = Options { threads: 2, pin: false, spin_us: 5 };
+    let first = shared(options).unwrap();
+    let second = shared(Options { threads: 5, ..options }).unwrap();
+    assert!(Arc::ptr_eq(&first, &second));
+    drop(first);
+    assert_eq!(large().by(&second, None, |_| ()), Ok(large().expected()));
+    let threads = Arc::downgrade(&second.shared);
+    drop(second);
+    assert!(threads.upgrade().is_none(), "the threads were joined");
+    assert_eq!(shared(Options { threads: 1, ..options }).unwrap().threads(), 1);
+}

@@ -16,6 +16,7 @@ import faults
 import host
 import server
 import speed
+import team
 
 # Name, function, group. Groups run one after the other, correctness first. The steps of "beside" run at the same time: none
 # of them measures time or free memory. "alone" steps want the card for themselves, in this order.
@@ -31,6 +32,7 @@ STEPS = [
     ("sanitizer", correctness.sanitizer, "beside"),
     ("faults", faults.missing_pieces, "beside"),
     ("reload", faults.reload, "alone"),
+    ("team", team.against_memory, "alone"),
     ("speed", speed.against_stock, "alone"),
     ("ram", speed.experts_in_ram, "alone"),
     ("decode", cache.decode, "alone"),

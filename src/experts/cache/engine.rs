@@ -14,6 +14,7 @@
 #![expect(unsafe_code, reason = "addresses in RAM are handed to copies and to the team")]
 
 use core::ffi::c_void;
+use std::sync::Arc;
 
 use super::arena::ZERO_SLOTS;
 use super::lane::MOST_PAIRS;
@@ -23,7 +24,6 @@ use crate::abi::inner::{self, Passport, Status};
 use crate::abi::tensor::{Patch, Replacement, Retired, Tensor};
 use crate::buffer::BufferError;
 use crate::cpu::shape::{After, Group, Job, JobError, Matrix, Pair, Shape, Table};
-use crate::cpu::team::Team;
 use crate::device::Device;
 use crate::experts::residency::Reader;
 use crate::experts::shape::GroupId;
@@ -66,7 +66,6 @@ pub(crate) struct BlockRun<'r, 'a> {
     /// Its number within the graph.
     pub(crate) number: usize,
     pub(crate) reader: &'r Reader,
-    pub(crate) team: &'r Team,
 }
 
 impl Cache {
@@ -120,12 +119,13 @@ impl Cache {
             inputs: (self.lane.inputs().cast_const().cast(), input.nb()[1]),
             outputs: (self.lane.outputs().cast(), down.nb()[1]),
         };
+        let team = Arc::clone(&self.team);
         let ticket = if missed.is_empty() {
             None
         } else {
             // SAFETY: the weights lie in RAM of the model for as long as the cache is current; inputs were waited for, outputs are the lane's
             // own and large enough; both stay until the ticket was waited for, below, and each pair has a row of its own.
-            Some(unsafe { run.team.start(&job) }?)
+            Some(unsafe { team.start(&job) }?)
         };
         let (patches, variant) = self.patches(run, group, used, tokens)?;
         let slots = self.lane.slots(run.number);

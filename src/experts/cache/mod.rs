@@ -13,6 +13,7 @@ mod lane;
 pub(crate) mod pattern;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use super::HostMemory;
 use super::heat::Heat;
@@ -21,6 +22,7 @@ use super::residency::{LoadError, Reader, Residency};
 use super::shape::{Block, Group, GroupId, Shape};
 use crate::abi::tensor::Tensor;
 use crate::buffer::{Buffer, BufferError};
+use crate::cpu::team::{self, Team};
 use crate::device::Device;
 use crate::gpu::Mark;
 use crate::graph::TensorKey;
@@ -79,6 +81,7 @@ pub(crate) struct Cache {
     /// The graph that ran last; it is done when the stream was waited for.
     reader: Option<Reader>,
     lane: Lane,
+    team: Arc<Team>,
     replay: Option<Replay>,
 }
 
@@ -143,6 +146,8 @@ impl Cache {
         blocks: &[Candidate],
         bytes: usize,
     ) -> Result<Self, NoCache> {
+        let team = team::shared(device.team_options())
+            .map_err(|error| NoCache::Unsuitable(format!("no threads for experts in RAM ({error})")))?;
         let mut kinds: Vec<Vec<Matrix>> = Vec::new();
         let mut groups = Vec::new();
         let mut weights = Vec::new();
@@ -201,6 +206,7 @@ impl Cache {
             waiting: VecDeque::new(),
             reader: None,
             lane: Lane::new(device, lane)?,
+            team,
             replay,
         };
         cache.announce(device, bytes);
