@@ -49,9 +49,9 @@ mod probe;
 pub(crate) mod slots;
 pub(crate) mod tensor;
 
+pub(crate) use cpu_kernels::cpu_kernels;
 #[cfg(test)]
 pub(crate) use host::load_for_tests;
-pub(crate) use cpu_kernels::cpu_kernels;
 pub(crate) use host::{Host, host, log_to_host};
 pub(crate) use ops::OpClass;
 pub(crate) use probe::{Refusal, probe};

@@ -67,7 +67,8 @@ impl Backend {
             }
         };
         if bytes < LEAST_BYTES && self.device.cache_size() == CacheSize::Auto {
-            self.device.tell_no_cache(&format!("only {} MiB are free beside the reserve (vram-reserve-mb)", bytes >> 20));
+            self.device
+                .tell_no_cache(&format!("only {} MiB are free beside the reserve (vram-reserve-mb)", bytes >> 20));
             return None;
         }
         match Cache::new(self.device, nodes, blocks, bytes) {

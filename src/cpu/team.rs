@@ -96,6 +96,7 @@ impl Team {
     }
 
     /// Threads of its own.
+    #[cfg(test)]
     pub(crate) fn threads(&self) -> usize {
         self.threads.len()
     }
@@ -155,6 +156,7 @@ impl Drop for Team {
 
 impl Ticket<'_> {
     /// Whether all is computed. Never waits.
+    #[cfg(test)]
     pub(crate) fn is_done(&self) -> bool {
         self.place.tasks.is_done()
     }

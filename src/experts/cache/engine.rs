@@ -133,7 +133,12 @@ impl Cache {
         let target = self.lane.device();
         // SAFETY: the slots were written above and stay until the stream is waited for, which the next block does before it writes its own.
         unsafe {
-            run.inner.write_async(target.passport(), self.lane.device_ids(run.number), slots.cast_const().cast(), bytes);
+            run.inner.write_async(
+                target.passport(),
+                self.lane.device_ids(run.number),
+                slots.cast_const().cast(),
+                bytes,
+            );
         }
         let status = compute(variant)?;
         retired.extend(patches.into_iter().filter_map(Patch::retire));
@@ -225,9 +230,10 @@ impl Cache {
             patches.push(Patch::with(product, 2, slots).ok_or_else(operand)?);
         }
         // The same addresses for the same block in every graph: one number stands for all of them, and for the number of tokens.
-        let variant = pool.planes.iter().fold(slots.address as u64, |sum, plane| {
-            sum.rotate_left(17) ^ plane.memory.base() as u64
-        });
+        let variant = pool
+            .planes
+            .iter()
+            .fold(slots.address as u64, |sum, plane| sum.rotate_left(17) ^ plane.memory.base() as u64);
         Ok((patches, variant ^ tokens as u64))
     }
 
@@ -297,7 +303,9 @@ unsafe impl Sync for Weights {}
 
 impl Weights {
     fn of(&self, expert: u32) -> Group {
-        let at = |weight: &Weight| core::ptr::with_exposed_provenance::<u8>(weight.address + expert as usize * weight.expert_bytes);
+        let at = |weight: &Weight| {
+            core::ptr::with_exposed_provenance::<u8>(weight.address + expert as usize * weight.expert_bytes)
+        };
         let first = at(&self.matrices[0]);
         let down = self.matrices.last().map_or(first, at);
         let (gate, up) = match (&self.shape.gate, self.matrices.len()) {
@@ -357,7 +365,8 @@ fn plane_of(block: &Candidate, product: usize) -> Option<usize> {
 pub(crate) fn suits(nodes: &[Tensor<'_>], block: &Candidate) -> bool {
     let down = nodes[block.pattern.down];
     let up = nodes[block.pattern.up.product];
-    let (Some(ids), Some(weight), Some(input), Some(hidden)) = (down.source(2), down.source(0), up.source(1), down.source(1))
+    let (Some(ids), Some(weight), Some(input), Some(hidden)) =
+        (down.source(2), down.source(0), up.source(1), down.source(1))
     else {
         return false;
     };
@@ -381,7 +390,8 @@ pub(super) fn weights(
     let unsuitable = |what: String| NoCache::Unsuitable(what);
     let kernel = |weight: Tensor<'_>| {
         let kernel = kernels.kernel(weight.type_());
-        let kernel = kernel.ok_or_else(|| unsuitable(format!("{} has a type that cannot be computed in RAM", weight.name())));
+        let kernel =
+            kernel.ok_or_else(|| unsuitable(format!("{} has a type that cannot be computed in RAM", weight.name())));
         kernel.map(|kernel| Matrix { kernel, stride: weight.nb()[1] })
     };
     let pattern = &block.pattern;

@@ -56,12 +56,6 @@ impl Lane {
         Ok(Self { size, _registration: registration, host, device: memory })
     }
 
-    /// Whether it is large enough.
-    pub(crate) fn holds(&self, size: LaneSize) -> bool {
-        let LaneSize { ids, inputs, outputs, blocks } = self.size;
-        ids >= size.ids && inputs >= size.inputs && outputs >= size.outputs && blocks >= size.blocks
-    }
-
     fn at(&self, offset: usize) -> *mut u8 {
         self.host.as_ptr().cast::<u8>().wrapping_add(offset)
     }

@@ -193,7 +193,11 @@ impl Cache {
         let replay = device.replay().and_then(|preset| Replay::new(preset, &shape));
         if let Some(preset) = device.replay() {
             let how = if replay.is_some() { "REPLACED BY" } else { "NOT REPLACED (OTHER SHAPE) BY" };
-            log::notice(&format!("{}: ROUTING IS {how} THE PRESET {}: THE OUTPUT IS NONSENSE", device.label(), preset.name));
+            log::notice(&format!(
+                "{}: ROUTING IS {how} THE PRESET {}: THE OUTPUT IS NONSENSE",
+                device.label(),
+                preset.name
+            ));
         }
         let cache = Self {
             model_epoch: device.model_epoch(),
@@ -304,11 +308,6 @@ impl Cache {
         }
         self.uploads.push_back(Upload { block, mark: device.driver().mark()? });
         Ok(bytes)
-    }
-
-    /// Uses, and those of them that found their expert on the device.
-    pub(crate) fn tally(&self) -> super::policy::Tally {
-        self.policy.tally()
     }
 }
 

@@ -28,13 +28,6 @@ pub(crate) struct Pattern {
     pub(crate) activation: Activation,
 }
 
-impl Pattern {
-    /// Whether one product computes gate and up.
-    pub(crate) fn is_merged(&self) -> bool {
-        self.gate.is_some_and(|gate| gate.product == self.up.product)
-    }
-}
-
 /// Reads a block. `products` are its expert products in node order; `None` if it is none of the forms that are known here.
 pub(crate) fn read(nodes: &[Tensor<'_>], products: &[usize]) -> Option<Pattern> {
     let place = |tensor: Tensor<'_>| nodes.iter().position(|node| node.key() == tensor.key());
@@ -54,6 +47,17 @@ pub(crate) fn read(nodes: &[Tensor<'_>], products: &[usize]) -> Option<Pattern> 
             };
             (glu(name, middle)?, Some(gate), up)
         }
+        "MUL" => {
+            let silu = middle.source(0).map(behind_reshapes).filter(|node| node.description() == "SILU")?;
+            let (gate, most) = clamped(silu.source(0)?)?;
+            let (up, limit) = clamped(middle.source(1)?)?;
+            // The gate is limited upwards only, up on both sides.
+            if gate.parameter_f32(0) != f32::NEG_INFINITY || up.parameter_f32(0) != -limit || most != limit {
+                return None;
+            }
+            let sides = (origin(gate.source(0)?, &place)?, origin(up.source(0)?, &place)?);
+            (Activation::SwigluLimited { limit }, Some(sides.0), sides.1)
+        }
         "SQR" => {
             let inner = behind_reshapes(middle.source(0)?);
             if inner.description() != "RELU" {
@@ -72,8 +76,14 @@ pub(crate) fn read(nodes: &[Tensor<'_>], products: &[usize]) -> Option<Pattern> 
     (used == products && same).then_some(Pattern { gate, up, down, activation })
 }
 
+/// A `CLAMP` and its upper limit.
+fn clamped(tensor: Tensor<'_>) -> Option<(Tensor<'_>, f32)> {
+    let clamp = behind_reshapes(tensor);
+    (clamp.description() == "CLAMP").then(|| (clamp, clamp.parameter_f32(1)))
+}
+
 fn is_glu(name: &str) -> bool {
-    matches!(name, "SWIGLU" | "GEGLU" | "REGLU" | "SWIGLU_OAI" | "GEGLU_ERF" | "GEGLU_QUICK")
+    matches!(name, "SWIGLU" | "GEGLU" | "REGLU" | "SWIGLU_OAI" | "SWIGLU_CLAMP" | "GEGLU_ERF" | "GEGLU_QUICK")
 }
 
 fn glu(name: &str, node: Tensor<'_>) -> Option<Activation> {
@@ -84,6 +94,7 @@ fn glu(name: &str, node: Tensor<'_>) -> Option<Activation> {
         "GEGLU_QUICK" => Activation::GegluQuick,
         "REGLU" => Activation::Reglu,
         "SWIGLU_OAI" => Activation::SwigluOai { alpha: node.parameter_f32(2), limit: node.parameter_f32(3) },
+        "SWIGLU_CLAMP" => Activation::SwigluClamp { limit: node.parameter_f32(3) },
         _ => return None,
     })
 }
