@@ -24,15 +24,17 @@ pub(crate) enum Kind {
 pub(crate) struct Task {
     pub(crate) kind: Kind,
     pub(crate) group: u32,
+    /// Of its rows, for half a block.
+    pub(crate) slab: u32,
     pub(crate) first: u32,
     pub(crate) end: u32,
 }
 
 impl Task {
-    fn new(kind: Kind, group: usize, range: &Range<usize>) -> Self {
+    fn new(kind: Kind, group: usize, slab: usize, range: &Range<usize>) -> Self {
         // A shape's rows and a job's lists are far below 2^32.
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        Self { kind, group: number(group), first: number(range.start), end: number(range.end) }
+        Self { kind, group: number(group), slab: number(slab), first: number(range.start), end: number(range.end) }
     }
 
     /// Its rows or values.
@@ -79,34 +81,33 @@ pub(crate) fn cut(sizes: &Sizes, tasks: &mut Vec<Task>) {
     let part = up_to(spread.max(LEAST_VALUES), sizes.input_block);
     for input in 0..sizes.inputs {
         for start in (0..sizes.n_embd).step_by(part) {
-            tasks.push(Task::new(Kind::Input, input, &(start..sizes.n_embd.min(start + part))));
+            tasks.push(Task::new(Kind::Input, input, 0, &(start..sizes.n_embd.min(start + part))));
         }
     }
     rows(sizes, Kind::Half, sizes.n_ff, sizes.half_row_bytes, sizes.slab, tasks);
     rows(sizes, Kind::Down, sizes.n_embd, sizes.down_row_bytes, sizes.n_embd, tasks);
 }
 
-/// Cuts one half of all groups: large pieces first, ever smaller ones towards the end, none across the border of a slab.
-fn rows(sizes: &Sizes, kind: Kind, count: usize, row_bytes: usize, slab: usize, tasks: &mut Vec<Task>) {
+/// Cuts one half of all groups: large pieces first, ever smaller ones towards the end, none across the border of a slab. A piece is half of
+/// a thread's fair share of what is left, within bounds. All threads wait while this runs, so it divides only for the last pieces.
+fn rows(sizes: &Sizes, kind: Kind, count: usize, row_bytes: usize, slab_rows: usize, tasks: &mut Vec<Task>) {
+    let row_bytes = row_bytes.max(1);
+    let (least, most) = ((LEAST_BYTES / row_bytes).max(1), (MOST_BYTES / row_bytes).max(1));
+    let shares = 2 * sizes.threads.max(1);
     let mut left = sizes.groups * count;
     for group in 0..sizes.groups {
-        let mut start = 0;
+        let (mut start, mut slab, mut border) = (0, 0, slab_rows.min(count));
         while start < count {
-            let end = (start + piece(left, row_bytes, sizes.threads)).min(count);
-            let border = (start / slab + 1) * slab;
-            let end = end.min(border);
-            tasks.push(Task::new(kind, group, &(start..end)));
+            let piece = if left >= most * shares { most } else { (left / shares).clamp(least, most) };
+            let end = (start + piece).min(border);
+            tasks.push(Task::new(kind, group, slab, &(start..end)));
             left -= end - start;
             start = end;
+            if start == border {
+                (slab, border) = (slab + 1, (border + slab_rows).min(count));
+            }
         }
     }
-}
-
-/// Rows of the next task, when `left` are still to be given out: half of a thread's fair share, within bounds.
-fn piece(left: usize, row_bytes: usize, threads: usize) -> usize {
-    let row_bytes = row_bytes.max(1);
-    let share = left / (2 * threads.max(1));
-    share.clamp((LEAST_BYTES / row_bytes).max(1), (MOST_BYTES / row_bytes).max(1))
 }
 
 #[cfg(test)]
@@ -146,7 +147,8 @@ mod tests {
                 prop_assert!(task.range().start < task.range().end && task.range().end <= count);
                 next[kind] = if task.range().end == count { (next[kind].0 + 1, 0) } else { (next[kind].0, task.range().end) };
                 if task.kind == Kind::Half {
-                    prop_assert_eq!(task.range().start / sizes.slab, (task.range().end - 1) / sizes.slab);
+                    prop_assert_eq!(task.range().start / sizes.slab, task.slab as usize);
+                    prop_assert_eq!((task.range().end - 1) / sizes.slab, task.slab as usize);
                 }
                 if task.kind == Kind::Input {
                     prop_assert!(task.range().start.is_multiple_of(sizes.input_block));

@@ -27,7 +27,7 @@ fn number(index: usize) -> f32 {
 }
 
 fn given() -> impl Strategy<Value = Given> {
-    let numbers = (1_usize..80, 1_usize..600, any::<bool>(), any::<bool>(), 1_usize..6);
+    let numbers = (1_usize..60, 1_usize..400, any::<bool>(), any::<bool>(), 1_usize..6);
     let pairs = prop::collection::vec((0..EXPERTS, 0_u32..6), 0..20);
     (numbers, pairs).prop_map(|((n_embd, n_ff, gated, biased, inputs), pairs)| {
         let mut groups: Vec<(usize, Vec<(u32, u32)>)> = Vec::new();
@@ -135,7 +135,7 @@ fn large() -> Given {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
     #[test]
     fn every_job_is_computed(jobs in prop::collection::vec(given(), 1..6), threads in 0_usize..9) {
         let team = team(threads);

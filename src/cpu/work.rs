@@ -114,7 +114,7 @@ impl Work {
             down_row_bytes: shape.down.stride,
         };
         cut(&sizes, &mut self.tasks);
-        self.close_latches(slab, slabs);
+        self.close_latches(slabs);
         let scratch = self.scratch(&shape)?;
         self.plan = Some(Plan { shape, inputs: job.inputs, outputs: job.outputs, slab, slabs, scratch });
         Ok(self.tasks.len())
@@ -146,7 +146,7 @@ impl Work {
         Ok(())
     }
 
-    fn close_latches(&mut self, slab: usize, slabs: usize) {
+    fn close_latches(&mut self, slabs: usize) {
         let groups = self.groups.len();
         let count = 1 + groups * (1 + slabs);
         if self.latches.len() < count {
@@ -159,7 +159,7 @@ impl Work {
         for task in &self.tasks {
             match task.kind {
                 Kind::Input => arrivals[0] += 1,
-                Kind::Half => arrivals[1 + groups + task.group as usize * slabs + task.range().start / slab] += 1,
+                Kind::Half => arrivals[1 + groups + task.group as usize * slabs + task.slab as usize] += 1,
                 Kind::Down => {}
             }
         }
@@ -220,7 +220,7 @@ impl Work {
                 }
                 // SAFETY: the caller's contract; the inputs are there.
                 unsafe { self.half(plan, task) };
-                let slab = task.range().start / plan.slab;
+                let slab = task.slab as usize;
                 if self.latches[1 + self.groups.len() + group * plan.slabs + slab].arrive() {
                     // SAFETY: as above; all rows of the slab are there and nobody else comes to it.
                     unsafe { self.activate(plan, group, slab) };
