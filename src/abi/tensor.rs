@@ -73,8 +73,10 @@ impl<'a> Tensor<'a> {
 
     /// The op's name, or that of the function that the op applies (`UNARY` and `GLU`).
     pub(crate) fn description(&self) -> String {
-        // SAFETY: a valid tensor; descriptions are static C strings of the host.
-        unsafe { text((host().api.ggml_op_desc)(self.as_ptr())) }
+        // SAFETY: a valid tensor.
+        let description = unsafe { (host().api.ggml_op_desc)(self.as_ptr()) };
+        // SAFETY: descriptions are static C strings of the host.
+        unsafe { text(description) }
     }
 
     /// A parameter of the op.

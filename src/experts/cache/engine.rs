@@ -160,8 +160,9 @@ impl Cache {
             }
             for place in 0..used {
                 let offset = token * ids.nb()[1] + place * ids.nb()[0];
+                let place = self.lane.ids().wrapping_add(offset).cast::<i32>();
                 // SAFETY: the lane holds the span of the ids that was copied to it.
-                let id = unsafe { self.lane.ids().add(offset).cast::<i32>().read_unaligned() };
+                let id = unsafe { place.read_unaligned() };
                 let expert = u32::try_from(id).ok().filter(|expert| *expert < experts);
                 out.push(expert.ok_or(EngineError::BadId { id, experts })?);
             }
@@ -187,8 +188,9 @@ impl Cache {
                     (zero - 1) % ZERO_SLOTS
                 }
             };
+            let place = slots.wrapping_add(pair);
             // SAFETY: a block has room for MOST_PAIRS slots.
-            unsafe { slots.add(pair).write(i32::try_from(slot).unwrap_or(0)) };
+            unsafe { place.write(i32::try_from(slot).unwrap_or(0)) };
         }
         missed
     }

@@ -101,7 +101,7 @@ impl Replay {
     /// `None` if the preset is of another shape than the model.
     fn new(preset: &crate::sim::Preset, shape: &Shape) -> Option<Self> {
         let groups = shape.groups();
-        let fits = |group: &Group| group.experts == preset.experts.into() && group.used == preset.used.into();
+        let fits = |group: &Group| group.experts == u32::from(preset.experts) && group.used == u32::from(preset.used);
         let layers = u16::try_from(groups.len()).ok().filter(|_| groups.iter().all(fits))?;
         let mut routing = crate::sim::Routing::new(preset, layers, 1);
         let mut ids = Vec::new();
@@ -343,11 +343,12 @@ fn pools(device: &Device, shape: &Shape, kinds: &[Vec<Matrix>], bytes: usize) ->
         shape.groups().iter().filter(|group| usize::from(group.pool) == pool).map(|group| group.experts as usize).sum()
     };
     let total: usize = kinds.iter().enumerate().map(|(pool, kind)| all(pool) * PoolMemory::block_bytes(kind)).sum();
-    let share = bytes as f64 / total.max(1) as f64;
     let mut out = Vec::with_capacity(kinds.len());
     for (pool, kind) in kinds.iter().enumerate() {
         let zeros = arena::ZERO_SLOTS as usize * PoolMemory::block_bytes(kind);
-        let room = (share * (all(pool) * PoolMemory::block_bytes(kind)) as f64) as usize;
+        let whole = all(pool) * PoolMemory::block_bytes(kind);
+        let room = (bytes as u128 * whole as u128) / total.max(1) as u128;
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
         let slots = room.saturating_sub(zeros) / PoolMemory::block_bytes(kind).max(1);
         let slots = u32::try_from(slots.min(all(pool))).unwrap_or(u32::MAX);
         let memory = PoolMemory::allocate(device, kind, slots, 1);
