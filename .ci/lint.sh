@@ -14,8 +14,10 @@ check() { # title, command...
   echo "== $1: $((SECONDS - start)) s"
 }
 
-# The fuzz targets are a workspace of their own.
-formatted() { cargo fmt --check && cargo fmt --check --manifest-path tests/fuzz/Cargo.toml; }
+# The fuzz targets and the model of the thread team are workspaces of their own.
+formatted() {
+  cargo fmt --check && cargo fmt --check --manifest-path tests/fuzz/Cargo.toml && cargo fmt --check --manifest-path tests/loom/Cargo.toml
+}
 
 documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet; }
 

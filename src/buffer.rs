@@ -232,6 +232,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if self.host().is_some() {
+            self.device.drop_cache(); // it loads from this memory
+        }
         let (dense, cache) = (self.dense.load(Ordering::Relaxed), self.cache.load(Ordering::Relaxed));
         if dense + cache > 0 {
             log::debug(&format!(

@@ -6,7 +6,9 @@
 //! - `abi`: the C boundary; the only module that names upstream's types.
 //! - `registry`, `device`, `buffer`, `backend`: what those objects of ggml mean here, in safe Rust.
 //! - `graph`: cuts a graph into segments and MoE blocks; pure.
-//! - `experts`: the experts' bytes in host memory and the way they get to the device.
+//! - [`experts`]: the experts' bytes in host memory, the way they get to the device, and what a cache of them must know.
+//! - [`sim`]: simulates that cache; used by the command.
+//! - `cpu`: threads that compute experts in RAM.
 //! - `gpu`: memory of the inner device below ggml: the CUDA driver API, or ggml's own functions.
 //! - `config`, `telemetry`: the table of keys; log and counters.
 //! - `request`, `ram`, `purpose`: what the process was asked for, the RAM that it may use, what a tensor is for; pure.
@@ -19,15 +21,17 @@ mod abi;
 mod backend;
 mod buffer;
 pub mod config;
+mod cpu;
 mod device;
 pub mod entry;
-mod experts;
+pub mod experts;
 mod gpu;
 pub mod graph;
 pub mod purpose;
 pub mod ram;
 mod registry;
 pub mod request;
+pub mod sim;
 pub mod telemetry;
 
 pub use experts::ids;

@@ -15,6 +15,8 @@ mod support;
 mod adapters;
 #[path = "hosts/architectures.rs"]
 mod architectures;
+#[path = "hosts/cache.rs"]
+mod cache;
 #[path = "hosts/cancelled_loads.rs"]
 mod cancelled_loads;
 #[path = "hosts/completions.rs"]

@@ -348,4 +348,16 @@ typedef void (*ggml_backend_set_abort_callback_t)(ggml_backend_t backend, ggml_a
                                                   void * abort_callback_data);
 typedef struct ggml_backend_feature * (*ggml_backend_get_features_t)(ggml_backend_reg_t reg);
 
+/* The kernels of ggml's CPU backend: products of a row of weights with a row of activations, and the form of the latter. */
+
+typedef void (*ggml_from_float_t)(const float * x, void * y, int64_t k);
+typedef void (*ggml_vec_dot_t)(int n, float * s, size_t bs, const void * x, size_t bx, const void * y, size_t by, int nrc);
+
+struct ggml_type_traits_cpu {
+    ggml_from_float_t from_float; /* NULL where the type is made offline only */
+    ggml_vec_dot_t vec_dot;       /* NULL where the type is for activations only */
+    enum ggml_type vec_dot_type;
+    int64_t nrows;
+};
+
 #endif

@@ -74,6 +74,8 @@ typedef void (*fn_ggml_backend_event_wait)(ggml_backend_t backend, ggml_backend_
 
 /* Types and tensors. */
 typedef const char * (*fn_ggml_op_name)(enum ggml_op op);
+typedef const char * (*fn_ggml_op_desc)(const struct ggml_tensor * t);
+typedef bool (*fn_ggml_is_contiguous)(const struct ggml_tensor * tensor);
 typedef const char * (*fn_ggml_type_name)(enum ggml_type type);
 typedef size_t (*fn_ggml_row_size)(enum ggml_type type, int64_t ne);
 typedef bool (*fn_ggml_is_quantized)(enum ggml_type type);
@@ -101,5 +103,14 @@ typedef void (*fn_ggml_build_forward_expand)(struct ggml_cgraph * cgraph, struct
 
 /* Log. Private to ggml but exported: the only way to reach the callback that the host installed. */
 typedef void (*fn_ggml_log_internal)(enum ggml_log_level level, const char * format, ...);
+
+/* The CPU backend, in a library of its own. The last two are private to it but exported, as the tables ggml_table_gelu_f16 and
+   ggml_table_gelu_quick_f16 are, which are looked up as data. */
+typedef int64_t (*fn_ggml_blck_size)(enum ggml_type type);
+typedef void (*fn_ggml_cpu_init)(void);
+typedef const struct ggml_type_traits_cpu * (*fn_ggml_get_type_traits_cpu)(enum ggml_type type);
+typedef void (*fn_ggml_cpu_fp16_to_fp32)(const uint16_t * x, float * y, int64_t n);
+typedef void (*fn_ggml_vec_silu_f32)(const int n, float * y, const float * x);
+typedef void (*fn_ggml_vec_swiglu_f32)(const int n, float * y, const float * x, const float * g);
 
 #endif

@@ -119,6 +119,8 @@ imports! {
         ggml_backend_event_synchronize: fn_ggml_backend_event_synchronize,
         ggml_backend_event_wait: fn_ggml_backend_event_wait,
         ggml_op_name: fn_ggml_op_name,
+        ggml_op_desc: fn_ggml_op_desc,
+        ggml_is_contiguous: fn_ggml_is_contiguous,
         ggml_type_name: fn_ggml_type_name,
         ggml_row_size: fn_ggml_row_size,
         ggml_is_quantized: fn_ggml_is_quantized,

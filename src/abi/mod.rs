@@ -1,7 +1,7 @@
 //! The boundary with ggml: the only module that names upstream's types.
 //!
 //! Owns: the struct layouts ([`layout`], the generated `gen_*`), the choice among them ([`probe`]), the host's functions ([`mod@imports`]),
-//! op numbers by name ([`ops`]), tagged handles ([`handle`]), the panic boundary ([`boundary`]), views of tensors and graphs
+//! op numbers by name ([`ops`]), the kernels of its CPU backend ([`cpu_kernels`]), tagged handles ([`handle`]), the panic boundary ([`boundary`]), views of tensors and graphs
 //! ([`tensor`], [`graph`]), wrappers of the inner device's objects ([`inner`]) and the functions that the host calls ([`slots`]).
 //! Invariants: nothing unwinds out of it; no number of the host is trusted before the probe confirmed it.
 //! Threads: any thread of the host; see each object.
@@ -10,6 +10,9 @@
 #![expect(unsafe_code, reason = "this module is the C boundary; every block says what it relies on")]
 
 pub(crate) mod boundary;
+pub(crate) mod cpu_kernels;
+#[cfg(test)]
+pub(crate) mod cpu_reference;
 mod exceptions;
 #[path = "gen/api2.rs"]
 #[rustfmt::skip]
@@ -46,6 +49,7 @@ mod probe;
 pub(crate) mod slots;
 pub(crate) mod tensor;
 
+pub(crate) use cpu_kernels::cpu_kernels;
 #[cfg(test)]
 pub(crate) use host::load_for_tests;
 pub(crate) use host::{Host, host, log_to_host};

@@ -71,6 +71,35 @@ impl<'a> Tensor<'a> {
         host().ops.class(self.raw().op)
     }
 
+    /// The op's name, or that of the function that the op applies (`UNARY` and `GLU`).
+    pub(crate) fn description(&self) -> String {
+        // SAFETY: a valid tensor.
+        let description = unsafe { (host().api.ggml_op_desc)(self.as_ptr()) };
+        // SAFETY: descriptions are static C strings of the host.
+        unsafe { text(description) }
+    }
+
+    /// A parameter of the op.
+    pub(crate) fn parameter(&self, index: usize) -> i32 {
+        self.raw().op_params.get(index).copied().unwrap_or(0)
+    }
+
+    /// A parameter of the op that is a float.
+    pub(crate) fn parameter_f32(&self, index: usize) -> f32 {
+        f32::from_bits(self.parameter(index).cast_unsigned())
+    }
+
+    /// Bytes from the start of the viewed tensor.
+    pub(crate) fn view_offset(&self) -> usize {
+        self.raw().view_offs
+    }
+
+    /// Whether its elements lie one behind the other, in order.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        // SAFETY: a valid tensor; a pure function.
+        unsafe { (host().api.ggml_is_contiguous)(self.as_ptr()) }
+    }
+
     pub(crate) fn type_(&self) -> u32 {
         self.raw().type_
     }
@@ -182,6 +211,17 @@ pub(crate) struct Patch<'a> {
     replacement: Option<Box<api3::ggml_tensor>>,
 }
 
+/// Where a patched source lies and how it is laid out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Replacement {
+    pub(crate) address: usize,
+    pub(crate) buffer: super::inner::Passport,
+    /// Elements per dimension.
+    pub(crate) ne: [i64; 4],
+    /// Bytes from one element, row, matrix to the next.
+    pub(crate) nb: [usize; 4],
+}
+
 /// What a node read while it was patched. No node points to it any more, but an inner backend may (Vulkan's does) until it is synchronized.
 pub(crate) struct Retired {
     _tensor: Box<api3::ggml_tensor>,
@@ -200,23 +240,31 @@ impl<'a> Patch<'a> {
     /// Makes `node` read a copy of its source `index` whose data lies at `address` in memory with that passport; shape and strides stay.
     pub(crate) fn new(node: Tensor<'a>, index: usize, address: usize, buffer: super::inner::Passport) -> Option<Self> {
         let source = node.source(index)?;
-        let mut copy = source.clone_raw();
-        copy.data = core::ptr::without_provenance_mut(address);
-        copy.buffer = buffer.as_ptr();
-        copy.view_src = core::ptr::null_mut();
-        copy.view_offs = 0;
-        copy.op = host().ops.none;
-        copy.src = [core::ptr::null_mut(); api3::GGML_MAX_SRC as usize];
-        let replacement = Box::new(copy);
-        let pointer = core::ptr::from_ref(&*replacement).cast_mut();
-        let patch = Self { node, index, original: source.as_ptr(), replacement: Some(replacement) };
-        patch.put(pointer);
-        Some(patch)
+        Self::with(node, index, Replacement { address, buffer, ne: source.ne(), nb: source.nb() })
     }
 
     /// Restores the node, and keeps what it read for as long as the result lives.
     pub(crate) fn retire(mut self) -> Option<Retired> {
         self.replacement.take().map(|tensor| Retired { _tensor: tensor })
+    }
+
+    /// Makes `node` read other memory as its source `index`: a weight with another number of matrices, or ids.
+    pub(crate) fn with(node: Tensor<'a>, index: usize, replacement: Replacement) -> Option<Self> {
+        let source = node.source(index)?;
+        let mut copy = source.clone_raw();
+        copy.data = core::ptr::without_provenance_mut(replacement.address);
+        copy.buffer = replacement.buffer.as_ptr();
+        copy.view_src = core::ptr::null_mut();
+        copy.view_offs = 0;
+        copy.op = host().ops.none;
+        copy.src = [core::ptr::null_mut(); api3::GGML_MAX_SRC as usize];
+        copy.ne = replacement.ne;
+        copy.nb = replacement.nb;
+        let tensor = Box::new(copy);
+        let pointer = core::ptr::from_ref(&*tensor).cast_mut();
+        let patch = Self { node, index, original: source.as_ptr(), replacement: Some(tensor) };
+        patch.put(pointer);
+        Some(patch)
     }
 
     fn put(&self, source: *mut api3::ggml_tensor) {

@@ -1,4 +1,6 @@
-//! The command beside the plugin. So far it tells what the plugin understands; it runs nothing.
+//! The command beside the plugin: tells what the plugin understands, and simulates its cache.
+
+mod sim;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -22,6 +24,8 @@ enum Command {
         #[arg(long)]
         markdown: bool,
     },
+    /// Simulate the expert cache on a trace of routing: hits and uploads per token.
+    Sim(sim::SimArguments),
     /// Print the version.
     Version,
 }
@@ -30,6 +34,14 @@ fn main() -> ExitCode {
     let text = match Arguments::parse().command {
         Command::Keys { markdown: true } => markdown(),
         Command::Keys { markdown: false } => keys(),
+        Command::Sim(arguments) => match sim::run(&arguments) {
+            Ok(text) => text,
+            Err(error) => {
+                // Standard error may be closed; the exit code says it, too.
+                let _ = writeln!(std::io::stderr(), "ggml-moe sim: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
         Command::Version => format!("ggml-moe {}\n", env!("CARGO_PKG_VERSION")),
     };
     // A reader that closed the pipe (`| head`) is no failure of ours.

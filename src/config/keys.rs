@@ -2,7 +2,7 @@
 //!
 //! `docs/keys.md` and the command's `keys` are generated from it, so they cannot disagree with the parser.
 
-use super::{AllocationFault, AllocationKind, Config, CudaFault, GraphMode, LogDetail};
+use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail};
 
 /// One key of `GGML_MOE`.
 pub struct Key {
@@ -88,6 +88,62 @@ pub static KEYS: &[Key] = &[
         test_only: false,
         apply: |config, value| {
             config.pin_budget_mb = Some(value.parse().map_err(|_| ())?);
+            Ok(())
+        },
+    },
+    Key {
+        name: "cache",
+        default: "off",
+        unit: "MiB",
+        range: "auto, off, or a number from 1",
+        effect: "Device memory for experts in use; the others are computed in RAM at the same time. auto takes what is free at the first request, less vram-reserve-mb, over a GPU; over any other device there is no cache. off reads or copies experts when they are used.",
+        reason: "It is new: memory that it took is not given back yet to what is loaded later (a draft model, an image encoder, another program).",
+        test_only: false,
+        apply: |config, value| {
+            config.cache = match value {
+                "auto" => CacheSize::Auto,
+                "off" => CacheSize::Off,
+                number => CacheSize::Mib(number.parse().ok().filter(|mib| (1..=1 << 24).contains(mib)).ok_or(())?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        name: "vram-reserve-mb",
+        default: "384",
+        unit: "MiB",
+        range: "0 to 16777216",
+        effect: "Device memory that an automatic cache leaves free.",
+        reason: "Room for the inner backend's scratch and for other programs.",
+        test_only: false,
+        apply: |config, value| {
+            config.vram_reserve_mb = value.parse().ok().filter(|mib| *mib <= 1 << 24).ok_or(())?;
+            Ok(())
+        },
+    },
+    Key {
+        name: "threads",
+        default: "the host's -t",
+        unit: "threads",
+        range: "1 to 1024",
+        effect: "Threads that compute experts in RAM, no more than the processors that the process may use less one for each GPU.",
+        reason: "What the user gave the host for computing holds for this as well.",
+        test_only: false,
+        apply: |config, value| {
+            config.threads = Some(value.parse().ok().filter(|threads| (1..=1024).contains(threads)).ok_or(())?);
+            Ok(())
+        },
+    },
+    Key {
+        name: "replay",
+        default: "none",
+        unit: "-",
+        range: "qwen3-30b, gemma4-26b, gpt-oss, qwen3.8-next, frequency, uniform",
+        effect: "FOR BENCHMARKS ONLY: the experts of a simulated routing take the place of those that the model's router chose, so the output is nonsense. For models with random weights, whose routing has no locality.",
+        reason: "Speed depends on how routing repeats itself; random weights do not show it.",
+        test_only: true,
+        apply: |config, value| {
+            config.replay = Some(crate::sim::PRESETS.iter().find(|preset| preset.name == value).ok_or(())?);
             Ok(())
         },
     },

@@ -65,6 +65,17 @@ pub struct AllocationFault {
     pub every: u32,
 }
 
+/// How much of the device's memory experts may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheSize {
+    /// What is free, less the reserve.
+    Auto,
+    /// None.
+    Off,
+    /// So many MiB.
+    Mib(usize),
+}
+
 /// The resolved settings of this process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -76,6 +87,14 @@ pub struct Config {
     pub ctx_share: f64,
     /// The most host memory that is registered for direct reading, in MiB; `None` is three quarters of the RAM.
     pub pin_budget_mb: Option<u64>,
+    /// Device memory for experts.
+    pub cache: CacheSize,
+    /// Device memory that the cache leaves free, in MiB.
+    pub vram_reserve_mb: u64,
+    /// Threads that compute experts in RAM; `None` is what the host uses.
+    pub threads: Option<u32>,
+    /// A preset of the simulator whose routing replaces the model's (benchmarks only).
+    pub replay: Option<&'static crate::sim::Preset>,
     /// What the CUDA driver is made to look like (tests only).
     pub debug_cuda: Option<CudaFault>,
     /// The slot that panics at every call (tests only).
@@ -97,6 +116,10 @@ impl Default for Config {
             log: LogDetail::Notice,
             ctx_share: 0.30,
             pin_budget_mb: None,
+            cache: CacheSize::Off,
+            vram_reserve_mb: 384,
+            threads: None,
+            replay: None,
             debug_cuda: None,
             debug_panic: None,
             debug_fail_alloc: None,

@@ -117,6 +117,16 @@ impl PlainPath {
         self.retired.extend(prepared.patches.into_iter().filter_map(Patch::retire));
     }
 
+    /// What the inner stream may still look at, for another path that adds to it.
+    pub(crate) fn take_retired(&mut self) -> Vec<Retired> {
+        std::mem::take(&mut self.retired)
+    }
+
+    /// Gives it back.
+    pub(crate) fn keep_retired(&mut self, retired: Vec<Retired>) {
+        self.retired = retired;
+    }
+
     /// The scratch, grown to at least `bytes`.
     fn scratch(&mut self, device: &Device, bytes: usize) -> Result<&dyn Memory, BufferError> {
         let old = self.scratch.take().filter(|scratch| scratch.bytes() >= bytes);

@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 
-use super::{Driver, DriverError, Memory, Place, Registration, Rows};
+use super::{Driver, DriverError, Mark, Memory, Place, Reached, Registration, Rows};
 use crate::abi::inner::{self, Passport};
 use crate::experts::HostRange;
 
@@ -71,6 +71,10 @@ impl Driver for Generic {
         let (from, to) = (source.memory.passport(), target.memory.passport());
         // SAFETY: both ranges lie in their memories.
         Ok(unsafe { Passport::copy((from, source.address), (to, target.address), bytes) })
+    }
+
+    fn mark(&self) -> Result<Box<dyn Mark>, DriverError> {
+        Ok(Box::new(Reached))
     }
 
     fn synchronize(&self) -> Result<(), DriverError> {

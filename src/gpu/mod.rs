@@ -90,6 +90,9 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// Copies between two memories of drivers of this kind; `Ok(false)` if the driver cannot, for example between two devices.
     fn copy(&self, target: Place<'_>, source: Place<'_>, bytes: usize) -> Result<bool, DriverError>;
 
+    /// Marks the place behind everything asked for so far.
+    fn mark(&self) -> Result<Box<dyn Mark>, DriverError>;
+
     /// Waits for everything asked for so far.
     fn synchronize(&self) -> Result<(), DriverError>;
 
@@ -115,6 +118,22 @@ pub(crate) trait Memory: Send + Sync + fmt::Debug {
     fn contains(&self, address: usize, bytes: usize) -> bool {
         let end = address.checked_sub(self.base()).and_then(|offset| offset.checked_add(bytes));
         end.is_some_and(|end| end <= self.bytes())
+    }
+}
+
+/// A place in a driver's work.
+pub(crate) trait Mark: Send + Sync + fmt::Debug {
+    /// Whether all work in front of it is done. Never waits.
+    fn is_reached(&self) -> Result<bool, DriverError>;
+}
+
+/// A place that was reached when it was made.
+#[derive(Debug)]
+pub(crate) struct Reached;
+
+impl Mark for Reached {
+    fn is_reached(&self) -> Result<bool, DriverError> {
+        Ok(true)
     }
 }
 

@@ -19,13 +19,22 @@ pub enum Step {
         /// The products whose experts are copied.
         products: Vec<usize>,
     },
+    /// A MoE block whose experts may be computed where they are: on the device those of the cache, in RAM the others.
+    Cached {
+        /// All its nodes.
+        range: Range<usize>,
+        /// Its products.
+        products: Vec<usize>,
+        /// Those whose experts must be copied when the cache cannot be used.
+        copied: Vec<usize>,
+    },
 }
 
 impl Step {
     /// The nodes of this step.
     pub fn range(&self) -> Range<usize> {
         match self {
-            Self::Segment(range) | Self::Copied { range, .. } => range.clone(),
+            Self::Segment(range) | Self::Copied { range, .. } | Self::Cached { range, .. } => range.clone(),
         }
     }
 }
@@ -41,17 +50,19 @@ pub struct Plan {
     pub unrecognised: Vec<usize>,
 }
 
-/// Cuts a graph into steps.
-pub fn plan(nodes: &[Node]) -> Plan {
+/// Cuts a graph into steps. `cacheable` says of a block's products, in node order, whether the cache can compute the block.
+pub fn plan(nodes: &[Node], cacheable: &mut dyn FnMut(&[usize]) -> bool) -> Plan {
     let blocks = block::find(nodes);
     let mut in_block = vec![false; nodes.len()];
     let mut plan = Plan { blocks: blocks.len(), ..Plan::default() };
     let mut copied: Vec<Step> = Vec::new();
     for block in blocks {
         block.products.iter().for_each(|&product| in_block[product] = true);
-        let products: Vec<usize> = block.products.into_iter().filter(|&product| is_copied(&nodes[product])).collect();
-        if !products.is_empty() {
-            copied.push(Step::Copied { range: block.range, products });
+        let needs: Vec<usize> = block.products.iter().copied().filter(|&product| is_copied(&nodes[product])).collect();
+        if cacheable(&block.products) {
+            copied.push(Step::Cached { range: block.range, products: block.products, copied: needs });
+        } else if !needs.is_empty() {
+            copied.push(Step::Copied { range: block.range, products: needs });
         }
     }
     for (index, node) in nodes.iter().enumerate().filter(|(index, _)| !in_block[*index]) {
@@ -94,17 +105,23 @@ pub struct PlanKey {
 }
 
 /// The plans of the graphs seen last. Graphs without an id are planned afresh each time.
-#[derive(Debug, Default)]
-pub struct PlanCache {
-    plans: VecDeque<(PlanKey, Arc<Plan>)>,
+#[derive(Debug)]
+pub struct PlanCache<T> {
+    plans: VecDeque<(PlanKey, Arc<T>)>,
 }
 
-impl PlanCache {
+impl<T> Default for PlanCache<T> {
+    fn default() -> Self {
+        Self { plans: VecDeque::new() }
+    }
+}
+
+impl<T> PlanCache<T> {
     /// The most plans that are kept.
     pub const CAPACITY: usize = 64;
 
     /// The plan of this graph, made by `make` when it is not known.
-    pub fn get(&mut self, key: PlanKey, make: impl FnOnce() -> Plan) -> Arc<Plan> {
+    pub fn get(&mut self, key: PlanKey, make: impl FnOnce() -> T) -> Arc<T> {
         if key.uid == 0 {
             return Arc::new(make());
         }
@@ -177,7 +194,7 @@ mod tests {
     proptest! {
         #[test]
         fn steps_cover_every_node_once_in_order(nodes in arbitrary_graph()) {
-            let plan = plan(&nodes);
+            let plan = plan(&nodes, &mut |_| false);
             let covered: Vec<usize> = plan.steps.iter().flat_map(Step::range).collect();
             prop_assert_eq!(covered, (0..nodes.len()).collect::<Vec<_>>());
             prop_assert!(plan.steps.iter().all(|step| !step.range().is_empty()));
@@ -186,9 +203,10 @@ mod tests {
         #[test]
         fn every_product_that_must_be_copied_is_copied_once(nodes in arbitrary_graph()) {
             let mut handled = 0;
-            for step in &plan(&nodes).steps {
+            for step in &plan(&nodes, &mut |_| false).steps {
                 match step {
                     Step::Segment(range) => prop_assert!(!nodes[range.clone()].iter().any(is_copied)),
+                    Step::Cached { .. } => prop_assert!(false, "nothing is cacheable here"),
                     Step::Copied { range, products } => {
                         let inside: Vec<usize> = range.clone().filter(|&index| is_copied(&nodes[index])).collect();
                         prop_assert_eq!(&inside, products);
@@ -201,7 +219,7 @@ mod tests {
 
         #[test]
         fn nobody_inside_a_block_reads_its_results_but_its_own_nodes(nodes in arbitrary_graph()) {
-            for step in plan(&nodes).steps {
+            for step in plan(&nodes, &mut |_| false).steps {
                 if let Step::Copied { range, products } = step {
                     for index in range.clone().filter(|&index| nodes[index].kind == Kind::Foreign) {
                         prop_assert!(!nodes[index].reads.iter().any(|read| products.contains(read)));
@@ -212,7 +230,7 @@ mod tests {
 
         #[test]
         fn the_ids_of_a_block_stay_as_they_were_read(nodes in arbitrary_graph()) {
-            for step in plan(&nodes).steps {
+            for step in plan(&nodes, &mut |_| false).steps {
                 if let Step::Copied { range, products } = step {
                     let owners: Vec<_> = products.iter().filter_map(|&index| match nodes[index].kind {
                         Kind::ExpertProduct { ids, .. } => Some(ids.owner),
@@ -228,7 +246,7 @@ mod tests {
 
         #[test]
         fn blocks_and_products_outside_are_all_products(nodes in arbitrary_graph()) {
-            let plan = plan(&nodes);
+            let plan = plan(&nodes, &mut |_| false);
             let is_product = |index: usize| matches!(nodes[index].kind, Kind::ExpertProduct { .. });
             prop_assert!(plan.unrecognised.iter().all(|&index| is_product(index)));
             prop_assert!(plan.unrecognised.windows(2).all(|pair| pair[0] < pair[1]));
@@ -246,18 +264,18 @@ mod tests {
                 }
                 node
             }).collect();
-            prop_assert!(plan(&in_place).steps.len() <= 1);
+            prop_assert!(plan(&in_place, &mut |_| false).steps.len() <= 1);
         }
     }
 
     #[test]
     fn cache_keeps_the_latest_and_never_graphs_without_id() {
-        let mut cache = PlanCache::default();
+        let mut cache = PlanCache::<Plan>::default();
         let key = |uid| PlanKey { uid, first: 1, count: 2 };
         for uid in 0..200 {
             cache.get(key(uid), Plan::default);
         }
-        assert_eq!(cache.len(), PlanCache::CAPACITY);
+        assert_eq!(cache.len(), PlanCache::<Plan>::CAPACITY);
         cache.get(key(199), || unreachable!("the newest plan is kept"));
         let mut made = 0;
         for _ in 0..2 {

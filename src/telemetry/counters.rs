@@ -21,6 +21,14 @@ pub struct Counters {
     pub plain_nodes: u64,
     /// Bytes of expert weights copied to the inner device.
     pub expert_bytes: u64,
+    /// Pairs of token and expert whose expert lay on the device.
+    pub hits: u64,
+    /// Those whose expert was computed in RAM.
+    pub misses: u64,
+    /// Bytes of weights read by the processor for them.
+    pub cpu_bytes: u64,
+    /// Bytes of weights loaded into the cache.
+    pub upload_bytes: u64,
     /// Parts that the inner backend captured as CUDA graphs (a lower bound, see `graph::ReplayLedger`).
     pub graphs_captured: u64,
     /// Parts that it replayed.
@@ -42,6 +50,10 @@ impl Counters {
             ("unrecognised", self.unrecognised),
             ("plain_nodes", self.plain_nodes),
             ("expert_bytes", self.expert_bytes),
+            ("hits", self.hits),
+            ("misses", self.misses),
+            ("cpu_bytes", self.cpu_bytes),
+            ("upload_bytes", self.upload_bytes),
             ("graphs_captured", self.graphs_captured),
             ("graphs_replayed", self.graphs_replayed),
             ("graphs_reset", self.graphs_reset),

@@ -4,6 +4,7 @@
  */
 #ifdef REAL
 #include "ggml-backend-impl.h"
+#include "ggml-cpu.h"
 #include "ggml-impl.h"
 #else
 #include "ggml-abi.h"

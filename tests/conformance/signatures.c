@@ -7,6 +7,7 @@
  */
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
+#include "ggml-cpu/vec.h"
 #include "ggml-impl.h"
 
 struct ggml_backend_graph_optimize_params; /* older releases do not know it */

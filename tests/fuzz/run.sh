@@ -17,7 +17,12 @@ if ! compgen -G "$(rustc +nightly --print target-libdir --target "$host" 2> /dev
 fi
 
 # The only step that may need a network, once: crates that the plugin itself does not use.
-if ! cargo +nightly fetch --quiet --locked; then
+refusal=$(cargo +nightly fetch --quiet --locked 2>&1) || true
+if [[ $refusal == *"lock file"* ]]; then
+  echo "fuzz: tests/fuzz/Cargo.lock does not fit the plugin's dependencies; run 'cargo update -w' in tests/fuzz" >&2
+  exit 1
+fi
+if [ -n "$refusal" ]; then
   echo "fuzz: skipped (the crates of tests/fuzz/Cargo.lock cannot be fetched)"
   exit 0
 fi

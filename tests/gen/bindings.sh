@@ -32,7 +32,7 @@ if [ "$("$bindgen" --version 2> /dev/null)" != "bindgen $version" ]; then
 fi
 
 # Structs that hold pointers get no Default, since that would take unsafe code; the tables of slots do (every slot NULL).
-no_default='ggml_(backend_)?(tensor|hash_set|cgraph|init_params|feature|event|dev_props|buffer|buffer_type|device|reg|graph_optimize_params)'
+no_default='ggml_(backend_)?(tensor|hash_set|cgraph|init_params|feature|event|dev_props|buffer|buffer_type|device|reg|graph_optimize_params|type_traits_cpu)'
 
 generate() { # layout
   # Only the newest layout declares functions and what all have in common; of the others, the structs that differ.

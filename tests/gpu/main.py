@@ -10,11 +10,13 @@ import threading
 import time
 import traceback
 
+import cache
 import correctness
 import faults
 import host
 import server
 import speed
+import team
 
 # Name, function, group. Groups run one after the other, correctness first. The steps of "beside" run at the same time: none
 # of them measures time or free memory. "alone" steps want the card for themselves, in this order.
@@ -25,16 +27,19 @@ STEPS = [
     ("ops", correctness.operations, "beside"),
     ("server", server.slots, "beside"),
     ("contexts", server.draft, "beside"),
+    ("quality", cache.quality, "beside"),
     ("graphs", correctness.graphs, "beside"),
     ("sanitizer", correctness.sanitizer, "beside"),
     ("faults", faults.missing_pieces, "beside"),
     ("reload", faults.reload, "alone"),
+    ("team", team.against_memory, "alone"),
     ("speed", speed.against_stock, "alone"),
     ("ram", speed.experts_in_ram, "alone"),
+    ("decode", cache.decode, "alone"),
     ("exhausted", faults.exhausted, "alone"),
     ("ncmoe", speed.stock_cpu_experts, "alone"),
 ]
-NEEDS_MODEL = {"speed", "ram", "exhausted", "ncmoe"}
+NEEDS_MODEL = {"speed", "ram", "decode", "exhausted", "ncmoe"}
 BESIDE_SECONDS = 240  # the most that the steps beside each other get together, so that what is measured has its time
 RAM_GIB = 26  # touched ahead of measuring: the plugin's copy of the experts and its pinned staging
 

@@ -73,6 +73,11 @@ pub(crate) fn plain_models() -> Vec<PathBuf> {
     })
 }
 
+/// The same models as Q4_K_M, and those that stock cannot run so.
+pub(crate) fn k_quantized_models() -> (Vec<PathBuf>, [&'static str; 1]) {
+    (quantized_models("Q4_K_M"), [UNABLE_QUANTIZED])
+}
+
 /// The same models through llama-quantize, which takes another type where a shape does not allow the one asked for.
 fn quantized_models(kind: &str) -> Vec<PathBuf> {
     models(kind, |folder| {
@@ -95,8 +100,8 @@ fn logits(side: Side<'_>, devices: &str, model: &Path) -> (Option<Vec<u8>>, Fini
 }
 
 /// What is wrong with a model on our device; nothing, if all is right.
-fn faults(name: &str, model: &Path, stock: &[u8]) -> Vec<String> {
-    let (plugin, finished) = logits(OVER_CPU, "MoE0", model);
+fn faults(side: Side<'_>, name: &str, model: &Path, stock: &[u8]) -> Vec<String> {
+    let (plugin, finished) = logits(side, "MoE0", model);
     let Some(plugin) = plugin else { return vec![finished.report("failed")] };
     let log = finished.log();
     let mut wrong = Vec::new();
@@ -120,12 +125,17 @@ fn faults(name: &str, model: &Path, stock: &[u8]) -> Vec<String> {
 /// Compares all models of a kind and lists everything that differs, not the first thing. `unable` names those that stock
 /// itself cannot run in this kind.
 fn equal_to_stock(models: &[PathBuf], unable: &[&str]) {
+    equal_with(OVER_CPU, models, unable);
+}
+
+/// The same with other keys of the plugin.
+pub(crate) fn equal_with(side: Side<'_>, models: &[PathBuf], unable: &[&str]) {
     let mut wrong = Vec::new();
     for model in models {
         let name = model.file_stem().and_then(|name| name.to_str()).expect("a file");
         match logits(Side::Stock, "cpu", model) {
             (Some(stock), _) if !unable.contains(&name) => {
-                wrong.extend(faults(name, model, &stock).iter().map(|fault| format!("{name}: {fault}")));
+                wrong.extend(faults(side, name, model, &stock).iter().map(|fault| format!("{name}: {fault}")));
             }
             (Some(_), _) => wrong.push(format!("{name}: stock runs it after all; take it off the list")),
             (None, _) if unable.contains(&name) => {}

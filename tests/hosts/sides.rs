@@ -9,8 +9,18 @@ use crate::support::process::Finished;
 use crate::support::server::Server;
 use crate::support::stock::{OVER_CPU, Side};
 
-/// Starts a server on each side, asks, stops it, and compares. Returns the answer and what the plugin's side left.
+/// As [`equal_over`], with the plugin over the CPU.
 pub(crate) fn equal<T: PartialEq + Debug>(
+    model: &Path,
+    arguments: &[&str],
+    ask: impl Fn(&Server) -> T,
+) -> (T, Finished) {
+    equal_over(OVER_CPU, model, arguments, ask)
+}
+
+/// Starts a server on each side, asks, stops it, and compares. Returns the answer and what the plugin's side left.
+pub(crate) fn equal_over<T: PartialEq + Debug>(
+    ours: Side<'_>,
     model: &Path,
     arguments: &[&str],
     ask: impl Fn(&Server) -> T,
@@ -20,7 +30,7 @@ pub(crate) fn equal<T: PartialEq + Debug>(
         (ask(&server), server.stop())
     };
     let (stock, _) = answers(Side::Stock);
-    let (plugin, finished) = answers(OVER_CPU);
+    let (plugin, finished) = answers(ours);
     assert_eq!(plugin, stock, "{}", finished.report("not equal to stock"));
     ran_in_blocks(&finished);
     (stock, finished)

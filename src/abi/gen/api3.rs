@@ -555,6 +555,28 @@ pub type ggml_backend_set_abort_callback_t = ::core::option::Option<
 >;
 pub type ggml_backend_get_features_t =
     ::core::option::Option<unsafe extern "C" fn(reg: ggml_backend_reg_t) -> *mut ggml_backend_feature>;
+pub type ggml_from_float_t =
+    ::core::option::Option<unsafe extern "C" fn(x: *const f32, y: *mut ::core::ffi::c_void, k: i64)>;
+pub type ggml_vec_dot_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        n: ::core::ffi::c_int,
+        s: *mut f32,
+        bs: usize,
+        x: *const ::core::ffi::c_void,
+        bx: usize,
+        y: *const ::core::ffi::c_void,
+        by: usize,
+        nrc: ::core::ffi::c_int,
+    ),
+>;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ggml_type_traits_cpu {
+    pub from_float: ggml_from_float_t,
+    pub vec_dot: ggml_vec_dot_t,
+    pub vec_dot_type: ggml_type,
+    pub nrows: i64,
+}
 pub type fn_ggml_backend_reg_count = ::core::option::Option<unsafe extern "C" fn() -> usize>;
 pub type fn_ggml_backend_reg_get = ::core::option::Option<unsafe extern "C" fn(index: usize) -> ggml_backend_reg_t>;
 pub type fn_ggml_backend_dev_count = ::core::option::Option<unsafe extern "C" fn() -> usize>;
@@ -679,6 +701,9 @@ pub type fn_ggml_backend_event_synchronize = ::core::option::Option<unsafe exter
 pub type fn_ggml_backend_event_wait =
     ::core::option::Option<unsafe extern "C" fn(backend: ggml_backend_t, event: ggml_backend_event_t)>;
 pub type fn_ggml_op_name = ::core::option::Option<unsafe extern "C" fn(op: ggml_op) -> *const ::core::ffi::c_char>;
+pub type fn_ggml_op_desc =
+    ::core::option::Option<unsafe extern "C" fn(t: *const ggml_tensor) -> *const ::core::ffi::c_char>;
+pub type fn_ggml_is_contiguous = ::core::option::Option<unsafe extern "C" fn(tensor: *const ggml_tensor) -> bool>;
 pub type fn_ggml_type_name =
     ::core::option::Option<unsafe extern "C" fn(type_: ggml_type) -> *const ::core::ffi::c_char>;
 pub type fn_ggml_row_size = ::core::option::Option<unsafe extern "C" fn(type_: ggml_type, ne: i64) -> usize>;
@@ -720,3 +745,12 @@ pub type fn_ggml_build_forward_expand =
     ::core::option::Option<unsafe extern "C" fn(cgraph: *mut ggml_cgraph, tensor: *mut ggml_tensor)>;
 pub type fn_ggml_log_internal =
     ::core::option::Option<unsafe extern "C" fn(level: ggml_log_level, format: *const ::core::ffi::c_char, ...)>;
+pub type fn_ggml_blck_size = ::core::option::Option<unsafe extern "C" fn(type_: ggml_type) -> i64>;
+pub type fn_ggml_cpu_init = ::core::option::Option<unsafe extern "C" fn()>;
+pub type fn_ggml_get_type_traits_cpu =
+    ::core::option::Option<unsafe extern "C" fn(type_: ggml_type) -> *const ggml_type_traits_cpu>;
+pub type fn_ggml_cpu_fp16_to_fp32 = ::core::option::Option<unsafe extern "C" fn(x: *const u16, y: *mut f32, n: i64)>;
+pub type fn_ggml_vec_silu_f32 =
+    ::core::option::Option<unsafe extern "C" fn(n: ::core::ffi::c_int, y: *mut f32, x: *const f32)>;
+pub type fn_ggml_vec_swiglu_f32 =
+    ::core::option::Option<unsafe extern "C" fn(n: ::core::ffi::c_int, y: *mut f32, x: *const f32, g: *const f32)>;

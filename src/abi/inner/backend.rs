@@ -109,13 +109,7 @@ impl Backend {
     ///
     /// # Safety
     /// The range lies in memory that the passport stands for; `source` is readable and stays valid until the backend is synchronized.
-    pub(in crate::abi) unsafe fn write_async(
-        &self,
-        buffer: Passport,
-        address: usize,
-        source: *const c_void,
-        bytes: usize,
-    ) {
+    pub(crate) unsafe fn write_async(&self, buffer: Passport, address: usize, source: *const c_void, bytes: usize) {
         let mut shim = buffer.shim(address, bytes);
         // SAFETY: the caller's contract; the shim is read during the call only.
         unsafe { (host().api.ggml_backend_tensor_set_async)(self.as_ptr(), &raw mut shim, source, 0, bytes) };
@@ -125,13 +119,7 @@ impl Backend {
     ///
     /// # Safety
     /// The range lies in memory that the passport stands for; `target` is writable and stays valid until the backend is synchronized.
-    pub(in crate::abi) unsafe fn read_async(
-        &self,
-        buffer: Passport,
-        address: usize,
-        target: *mut c_void,
-        bytes: usize,
-    ) {
+    pub(crate) unsafe fn read_async(&self, buffer: Passport, address: usize, target: *mut c_void, bytes: usize) {
         let shim = buffer.shim(address, bytes);
         // SAFETY: the caller's contract; the shim is read during the call only.
         unsafe { (host().api.ggml_backend_tensor_get_async)(self.as_ptr(), &raw const shim, target, 0, bytes) };

@@ -41,6 +41,7 @@ unsafe extern "C" fn set_n_threads(backend: *mut api3::ggml_backend, threads: c_
         || {
             // SAFETY: the host passes a backend of the reg that gave the function.
             let backend = unsafe { backend::of(backend) }?;
+            backend.device.note_threads(usize::try_from(threads).unwrap_or(0));
             backend.inner.set_threads(&backend.device.inner, threads);
             Ok::<_, NotOurs>(())
         },

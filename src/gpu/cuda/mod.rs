@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{Driver, DriverError, Memory, Place, Registration, Rows};
+use super::{Driver, DriverError, Mark, Memory, Place, Registration, Rows};
 use crate::abi::inner::{self, Passport};
 use crate::config::CudaFault;
 use crate::experts::HostRange;
@@ -187,6 +187,12 @@ impl Driver for Cuda {
         }
         // SAFETY: both ranges lie in memories of this driver.
         unsafe { self.stream.copy(target.address, source.address, bytes) }.map(|()| true)
+    }
+
+    fn mark(&self) -> Result<Box<dyn Mark>, DriverError> {
+        let event = Event::new(&self.context)?;
+        event.record(&self.stream)?;
+        Ok(Box::new(event))
     }
 
     fn synchronize(&self) -> Result<(), DriverError> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::result;
 use cudarc::driver::sys;
 
-use super::super::{DriverError, Rows};
+use super::super::{DriverError, Mark, Rows};
 use super::context::Context;
 use super::failed;
 use super::launch::Kernels;
@@ -172,9 +172,26 @@ impl Event {
         unsafe { result::event::synchronize(self.event) }.map_err(failed("cuEventSynchronize"))
     }
 
+    /// Whether what was queued in front of the mark is done.
+    pub(super) fn is_reached(&self) -> Result<bool, DriverError> {
+        self.context.enter()?;
+        // SAFETY: an event of the current context.
+        match unsafe { result::event::query(self.event) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) => Err(failed("cuEventQuery")(error)),
+        }
+    }
+
     /// The handle.
     pub(super) fn as_ptr(&self) -> *mut c_void {
         self.event.cast()
+    }
+}
+
+impl Mark for Event {
+    fn is_reached(&self) -> Result<bool, DriverError> {
+        Event::is_reached(self)
     }
 }
 

@@ -96,3 +96,8 @@ ABI_FIELD(ggml_backend_reg, api_version) ABI_FIELD(ggml_backend_reg, iface) ABI_
 
 ABI_STRUCT(ggml_backend_feature)
 ABI_FIELD(ggml_backend_feature, name) ABI_FIELD(ggml_backend_feature, value)
+
+ABI_TYPEDEF(ggml_from_float_t) ABI_TYPEDEF(ggml_vec_dot_t)
+ABI_STRUCT(ggml_type_traits_cpu)
+ABI_FIELD(ggml_type_traits_cpu, from_float) ABI_FIELD(ggml_type_traits_cpu, vec_dot)
+ABI_FIELD(ggml_type_traits_cpu, vec_dot_type) ABI_FIELD(ggml_type_traits_cpu, nrows)

@@ -7,6 +7,8 @@
 //! lock is held across a call into the host or the inner device.
 //! Does not: know how experts get to the device (`experts` does).
 
+mod cached;
+
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -20,6 +22,7 @@ use crate::abi::tensor::Tensor;
 use crate::buffer::BufferError;
 use crate::config::LogDetail;
 use crate::device::Device;
+use crate::experts::cache::{self, Candidate, EngineError};
 use crate::experts::{PlainError, PlainPath};
 use crate::graph::{ExpertWeight, Plan, PlanCache, ReplayLedger, Run, Step, plan};
 use crate::telemetry::{Counters, log};
@@ -36,12 +39,19 @@ pub(crate) struct Backend {
 
 #[derive(Default)]
 struct State {
-    plans: PlanCache,
+    plans: PlanCache<Planned>,
     plain: PlainPath,
     counters: Counters,
     replays: ReplayLedger,
     told: HashSet<String>,
     layout_epoch: u64,
+}
+
+/// A graph that was cut, and what its cacheable blocks compute, in order.
+#[derive(Debug, Default)]
+struct Planned {
+    plan: Plan,
+    blocks: Vec<Candidate>,
 }
 
 /// A graph could not be run.
@@ -59,6 +69,9 @@ pub(crate) enum BackendError {
     /// A part of the graph could not be made.
     #[error(transparent)]
     Graph(#[from] GraphError),
+    /// A block could not be computed by the cache.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
 }
 
 impl BackendError {
@@ -123,10 +136,11 @@ impl Backend {
         let key = graph.key();
         let plan = state.plans.get(key, || {
             let nodes = graph.nodes();
-            let plan = plan(&describe(&nodes, &expert_weight));
-            tell_plan(self.device, &mut state.told, &nodes, &plan);
-            plan
+            let planned = self.plan(&nodes);
+            tell_plan(self.device, &mut state.told, &nodes, &planned.plan);
+            planned
         });
+        let Planned { plan, blocks } = &*plan;
         let counters = &mut state.counters;
         counters.graphs += 1;
         counters.nodes += key.count as u64;
@@ -136,17 +150,56 @@ impl Backend {
         if let [Step::Segment(_)] = plan.steps.as_slice() {
             // Nothing to cut, as in most tokens: the graph is not even walked.
             counters.segments += 1;
-            self.note_run(state, first, graph.uid());
+            self.note_run(&mut state.counters, &mut state.replays, first, graph.uid());
             return Ok(self.inner.compute_whole(graph));
         }
         let nodes = graph.nodes();
+        let mut session = self.begin_cached(&nodes, blocks);
+        let outcome = self.run_steps(state, session.as_mut(), graph, &nodes, (plan, blocks));
+        if let Some(session) = session {
+            self.end_cached(state, session, matches!(outcome, Ok(Status::SUCCESS)));
+        }
+        outcome
+    }
+
+    fn run_steps(
+        &self,
+        state: &mut State,
+        mut session: Option<&mut cached::Session>,
+        graph: Graph<'_>,
+        nodes: &[Tensor<'_>],
+        (plan, blocks): (&Plan, &[Candidate]),
+    ) -> Result<Status, BackendError> {
+        let mut number = 0;
         for step in &plan.steps {
-            let status = self.run_step(state, graph, &nodes, step)?;
+            let is_cached = matches!(step, Step::Cached { .. });
+            let status = match (session.as_deref_mut(), blocks.get(number)) {
+                (Some(session), Some(block)) if is_cached => {
+                    self.run_cached(state, session, graph, nodes, step, (number, block))?
+                }
+                _ => self.run_step(state, graph, nodes, step)?,
+            };
+            number += usize::from(is_cached);
             if status != Status::SUCCESS {
                 return Ok(status);
             }
         }
         Ok(Status::SUCCESS)
+    }
+
+    /// Cuts a graph, and reads its blocks where a cache may compute them.
+    fn plan(&self, nodes: &[Tensor<'_>]) -> Planned {
+        let mut blocks = Vec::new();
+        let may_cache = self.device.may_cache();
+        let plan = plan(&describe(nodes, &expert_weight), &mut |products| {
+            let pattern = if may_cache { cache::pattern::read(nodes, products) } else { None };
+            let candidate = pattern.map(|pattern| Candidate { products: products.to_vec(), pattern });
+            let Some(candidate) = candidate.filter(|candidate| cache::suits(nodes, candidate)) else { return false };
+            blocks.push(candidate);
+            true
+        });
+        // Blocks are offered in the order of the graph.
+        Planned { plan, blocks }
     }
 
     fn run_step(
@@ -158,7 +211,9 @@ impl Backend {
     ) -> Result<Status, BackendError> {
         let products: Vec<Tensor<'_>> = match step {
             Step::Segment(_) => Vec::new(),
-            Step::Copied { products, .. } => products.iter().map(|&index| nodes[index]).collect(),
+            Step::Copied { products, .. } | Step::Cached { copied: products, .. } => {
+                products.iter().map(|&index| nodes[index]).collect()
+            }
         };
         let prepared = if products.is_empty() {
             None
@@ -170,7 +225,7 @@ impl Backend {
         let uid = part_uid(graph.uid(), nodes, &range, variant);
         let mut part = graph.part(nodes, range.clone(), uid)?;
         state.counters.segments += 1;
-        self.note_run(state, nodes[range.start], uid);
+        self.note_run(&mut state.counters, &mut state.replays, nodes[range.start], uid);
         let status = self.inner.compute(&mut part);
         // The nodes are restored here, after the inner backend has taken them in.
         if let Some(prepared) = prepared {
@@ -179,10 +234,9 @@ impl Backend {
         Ok(status)
     }
 
-    fn note_run(&self, state: &mut State, first: Tensor<'_>, uid: u64) {
+    fn note_run(&self, counters: &mut Counters, replays: &mut ReplayLedger, first: Tensor<'_>, uid: u64) {
         if self.device.captures_graphs {
-            let counters = &mut state.counters;
-            match state.replays.note(first.key().0, uid) {
+            match replays.note(first.key().0, uid) {
                 Run::Direct => {}
                 Run::Captured => counters.graphs_captured += 1,
                 Run::Replayed => counters.graphs_replayed += 1,

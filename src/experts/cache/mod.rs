@@ -1,0 +1,358 @@
+//! The live cache: experts in use lie on the device, the others are computed in RAM, in the same layer at the same time.
+//!
+//! Owns: what a device's cache is made of (`Cache`): the groups of a model, their slots (`arena`), who lies where (`residency`), what is
+//! worth a slot (`policy`), and the uploads under way. `pattern` reads from the nodes what a block computes; `engine` runs one.
+//! Invariants: a graph sees what was resident when it started; a block being written is never read; RAM holds every expert, so the cache
+//! can be dropped at any time between graphs.
+//! Threads: one at a time; whoever runs a graph takes the cache out of its device and puts it back.
+//! Does not: run graphs (`backend` does), or compute in RAM (`cpu` does).
+
+mod arena;
+mod engine;
+mod lane;
+pub(crate) mod pattern;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::HostMemory;
+use super::heat::Heat;
+use super::policy::{Admission, Policy, Pool, Settings};
+use super::residency::{LoadError, Reader, Residency};
+use super::shape::{Block, Group, GroupId, Shape};
+use crate::abi::tensor::Tensor;
+use crate::buffer::{Buffer, BufferError};
+use crate::cpu::team::{self, Team};
+use crate::device::Device;
+use crate::gpu::Mark;
+use crate::graph::TensorKey;
+use crate::telemetry::log;
+
+use arena::{Matrix, PoolMemory};
+use lane::Lane;
+use pattern::Pattern;
+
+pub(crate) use engine::{BlockRun, EngineError, suits};
+
+/// The largest number of tokens that a graph may have for its blocks to be computed by the cache: what device kernels for single
+/// rows take.
+pub(crate) const MOST_TOKENS: i64 = 8;
+/// Blocks loaded in one step while there is room.
+const PRELOAD_PER_STEP: usize = 24;
+/// Elements of a row that device kernels may read behind the last one.
+const ROW_PADDING: i64 = 512;
+
+/// A weight in RAM.
+#[derive(Clone, Copy, Debug)]
+struct Weight {
+    address: usize,
+    expert_bytes: usize,
+}
+
+/// The weights of one block of the graph.
+struct Weights {
+    pool: u16,
+    /// Gate and up, or both in one, or up alone; then down. One per plane.
+    matrices: Vec<Weight>,
+    /// Gate and up lie in one matrix, up first.
+    up_first: bool,
+    shape: crate::cpu::shape::Shape,
+    /// Tables that the shape points to.
+    _tables: Vec<Vec<f32>>,
+}
+
+/// An upload under way.
+struct Upload {
+    block: Block,
+    mark: Box<dyn Mark>,
+}
+
+/// The cache of one device, for one model.
+pub(crate) struct Cache {
+    model_epoch: u64,
+    groups: HashMap<TensorKey, GroupId>,
+    weights: Vec<Weights>,
+    pools: Vec<PoolMemory>,
+    policy: Policy,
+    residency: Residency,
+    uploads: VecDeque<Upload>,
+    /// Admitted blocks that wait for a slot: who leaves is still read by the graph that runs.
+    waiting: VecDeque<Block>,
+    /// The graph that ran last; it is done when the stream was waited for.
+    reader: Option<Reader>,
+    lane: Lane,
+    team: Arc<Team>,
+    replay: Option<Replay>,
+}
+
+/// A simulated routing that replaces the model's, for benchmarks.
+struct Replay {
+    /// Experts by token, group and place.
+    ids: Vec<u16>,
+    per_token: usize,
+    used: usize,
+    token: usize,
+}
+
+/// Tokens of a simulated routing before it repeats itself.
+const REPLAY_TOKENS: usize = 2048;
+
+impl Replay {
+    /// `None` if the preset is of another shape than the model.
+    fn new(preset: &crate::sim::Preset, shape: &Shape) -> Option<Self> {
+        let groups = shape.groups();
+        let fits = |group: &Group| group.experts == u32::from(preset.experts) && group.used == u32::from(preset.used);
+        let layers = u16::try_from(groups.len()).ok().filter(|_| groups.iter().all(fits))?;
+        let mut routing = crate::sim::Routing::new(preset, layers, 1);
+        let mut ids = Vec::new();
+        (0..REPLAY_TOKENS).for_each(|_| routing.token(&mut ids));
+        let used = usize::from(preset.used);
+        Some(Self { ids, per_token: usize::from(layers) * used, used, token: 0 })
+    }
+
+    /// The experts of a token of the graph that runs.
+    fn experts(&self, group: GroupId, token: usize) -> &[u16] {
+        let start = ((self.token + token) % REPLAY_TOKENS) * self.per_token + group.0 as usize * self.used;
+        &self.ids[start..start + self.used]
+    }
+}
+
+/// A block of the graph that the cache can compute.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    /// Its products, by place in the graph, in order.
+    pub(crate) products: Vec<usize>,
+    pub(crate) pattern: Pattern,
+}
+
+/// Why there is no cache.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoCache {
+    /// The blocks cannot be cached.
+    #[error("{0}")]
+    Unsuitable(String),
+    /// Memory is missing.
+    #[error("no memory for it on {0}")]
+    NoMemory(String),
+    #[error(transparent)]
+    Buffer(#[from] BufferError),
+}
+
+impl Cache {
+    /// A cache for the blocks of one graph, with at most `bytes` bytes of the device.
+    pub(crate) fn new(
+        device: &Device,
+        nodes: &[Tensor<'_>],
+        blocks: &[Candidate],
+        bytes: usize,
+    ) -> Result<Self, NoCache> {
+        let team = team::shared(device.team_options())
+            .map_err(|error| NoCache::Unsuitable(format!("no threads for experts in RAM ({error})")))?;
+        let mut kinds: Vec<Vec<Matrix>> = Vec::new();
+        let mut groups = Vec::new();
+        let mut weights = Vec::new();
+        let mut keys = HashMap::new();
+        let mut lane = lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len() };
+        for block in blocks {
+            let tensors = planes(nodes, block)?;
+            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(*weight)).collect();
+            let pool = kinds.iter().position(|known| *known == matrices).unwrap_or_else(|| {
+                kinds.push(matrices);
+                kinds.len() - 1
+            });
+            let pool = u16::try_from(pool).map_err(|_| NoCache::Unsuitable("too many kinds of blocks".to_owned()))?;
+            let down = nodes[block.pattern.down];
+            let ids = down.source(2).ok_or_else(|| NoCache::Unsuitable("a product without ids".to_owned()))?;
+            let experts = down.source(0).map_or(0, |weight| weight.ne()[2]);
+            let count = |number: i64| u32::try_from(number).unwrap_or(0);
+            let id = u32::try_from(groups.len()).unwrap_or(u32::MAX);
+            let key = tensors.last().map_or(TensorKey(0), Tensor::key);
+            if keys.insert(key, GroupId(id)).is_some() {
+                return Err(NoCache::Unsuitable("two blocks share their weights".to_owned()));
+            }
+            groups.push(Group { experts: count(experts), used: count(ids.ne()[0]), pool });
+            weights.push(engine::weights(nodes, block, &tensors, pool)?);
+            let used = usize::try_from(ids.ne()[0]).unwrap_or(0);
+            let tokens = usize::try_from(MOST_TOKENS).unwrap_or(0);
+            lane.ids = lane.ids.max(ids.nb()[1] * tokens + used * ids.nb()[0]);
+            lane.inputs = lane.inputs.max(engine::input_bytes(nodes[block.pattern.up.product]) * tokens);
+            lane.outputs = lane.outputs.max(down.nb()[1] * used * tokens);
+        }
+        let shape = Shape::new(groups).map_err(|error| NoCache::Unsuitable(error.to_string()))?;
+        let pools = pools(device, &shape, &kinds, bytes)?;
+        let sizes: Vec<Pool> = pools
+            .iter()
+            .zip(&kinds)
+            .map(|(pool, matrices)| Pool { slots: pool.slots, block_bytes: PoolMemory::block_bytes(matrices) as u64 })
+            .collect();
+        let mut residency = Residency::new(&shape);
+        for (number, pool) in (0_u16..).zip(&pools) {
+            residency.set_slots(number, pool.slots);
+        }
+        let heat = Heat::new(shape.blocks());
+        let replay = device.replay().and_then(|preset| Replay::new(preset, &shape));
+        if let Some(preset) = device.replay() {
+            let how = if replay.is_some() { "REPLACED BY" } else { "NOT REPLACED (OTHER SHAPE) BY" };
+            log::notice(&format!(
+                "{}: ROUTING IS {how} THE PRESET {}: THE OUTPUT IS NONSENSE",
+                device.label(),
+                preset.name
+            ));
+        }
+        let cache = Self {
+            model_epoch: device.model_epoch(),
+            groups: keys,
+            weights,
+            policy: Policy::new(shape, &sizes, Settings::default(), heat),
+            residency,
+            pools,
+            uploads: VecDeque::new(),
+            waiting: VecDeque::new(),
+            reader: None,
+            lane: Lane::new(device, lane)?,
+            team,
+            replay,
+        };
+        cache.announce(device, bytes);
+        Ok(cache)
+    }
+
+    fn announce(&self, device: &Device, bytes: usize) {
+        let slots: u32 = self.pools.iter().map(|pool| pool.slots).sum();
+        let blocks = self.policy.shape().blocks();
+        log::notice(&format!(
+            "{}: cache of {} MiB on {}: {slots} of {blocks} experts ({:.0}%)",
+            device.label(),
+            bytes >> 20,
+            device.inner_name,
+            100.0 * f64::from(slots) / blocks.max(1) as f64,
+        ));
+    }
+
+    /// Whether it was made for what lies in memory now.
+    pub(crate) fn is_current(&self, device: &Device) -> bool {
+        self.model_epoch == device.model_epoch()
+    }
+
+    /// The number of a block's weights, by its last product.
+    fn group(&self, down: Tensor<'_>) -> Option<GroupId> {
+        self.groups.get(&down.source(0)?.key()).copied()
+    }
+
+    /// A graph starts: what was loaded meanwhile can be seen by it.
+    pub(crate) fn start(&mut self) -> Result<Reader, BufferError> {
+        while let Some(upload) = self.uploads.front() {
+            if !upload.mark.is_reached()? {
+                break;
+            }
+            let block = upload.block;
+            self.uploads.pop_front();
+            if self.residency.loaded(block) {
+                self.policy.loaded(block);
+            }
+        }
+        Ok(self.residency.start())
+    }
+
+    /// The stream was waited for: the graph before is done, and what it alone still read can be written over.
+    fn idle(&mut self, device: &Device) -> Result<u64, BufferError> {
+        match self.reader.take() {
+            Some(reader) => self.residency.finish(reader),
+            None => return Ok(0),
+        }
+        let mut bytes = 0;
+        for _ in 0..self.waiting.len() {
+            let Some(block) = self.waiting.pop_front() else { break };
+            match self.residency.load(block) {
+                Ok(slot) => bytes += self.upload(device, block, slot.0)?,
+                Err(LoadError::NoSlot | LoadError::Leaving) => self.waiting.push_back(block),
+                Err(LoadError::Present) => {}
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// A graph of so many tokens was handed to the device: chooses what to load next, and begins.
+    pub(crate) fn end(&mut self, device: &Device, reader: Reader, tokens: u32) -> Result<u64, BufferError> {
+        self.reader = Some(reader);
+        if let Some(replay) = &mut self.replay {
+            replay.token = (replay.token + tokens as usize) % REPLAY_TOKENS;
+        }
+        let mut admissions: Vec<Admission> = self.policy.end_of_step(tokens).to_vec();
+        if self.uploads.len() + self.waiting.len() < 2 * PRELOAD_PER_STEP {
+            admissions.extend_from_slice(self.policy.preload(PRELOAD_PER_STEP));
+        }
+        let mut bytes = 0;
+        for admission in admissions {
+            if let Some(evicted) = admission.evicts {
+                self.residency.leave(evicted);
+            }
+            match self.residency.load(admission.block) {
+                Ok(slot) => bytes += self.upload(device, admission.block, slot.0)?,
+                Err(LoadError::NoSlot | LoadError::Leaving) => self.waiting.push_back(admission.block),
+                Err(LoadError::Present) => {}
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn upload(&mut self, device: &Device, block: Block, slot: u32) -> Result<u64, BufferError> {
+        let (group, expert) = self.policy.shape().key(block);
+        let weights = &self.weights[group.0 as usize];
+        let pool = &self.pools[usize::from(weights.pool)];
+        let mut bytes = 0;
+        for (plane, weight) in pool.planes.iter().zip(&weights.matrices) {
+            let source = weight.address + expert as usize * weight.expert_bytes;
+            engine::upload(device, plane.place(slot), source, weight.expert_bytes)?;
+            bytes += weight.expert_bytes as u64;
+        }
+        self.uploads.push_back(Upload { block, mark: device.driver().mark()? });
+        Ok(bytes)
+    }
+}
+
+/// The weights of a block, one per plane.
+fn planes<'a>(nodes: &[Tensor<'a>], block: &Candidate) -> Result<Vec<Tensor<'a>>, NoCache> {
+    let weight = |product: usize| {
+        let weight = nodes[product].source(0).filter(|weight| host_memory(*weight).is_some());
+        weight.ok_or_else(|| NoCache::Unsuitable(format!("{:?} reads no weights in RAM", nodes[product])))
+    };
+    let Pattern { gate, up, down, .. } = block.pattern;
+    let mut products: Vec<usize> = gate.iter().map(|gate| gate.product).chain([up.product, down]).collect();
+    products.dedup();
+    products.into_iter().map(weight).collect()
+}
+
+fn host_memory(weight: Tensor<'_>) -> Option<&HostMemory> {
+    weight.our_buffer().and_then(Buffer::host)
+}
+
+fn matrix(weight: Tensor<'_>) -> Matrix {
+    let host = crate::abi::host();
+    let quantized = host.is_quantized(weight.type_());
+    let unit = weight.nb()[0];
+    let padding = if quantized { host.row_size(weight.type_(), ROW_PADDING) } else { 512 };
+    // Kernels for whole numbers of bytes load 16 at once.
+    let unit = if quantized { unit } else { 16 };
+    Matrix { type_: weight.type_(), bytes: weight.nb()[2], padding, unit }
+}
+
+/// Divides the memory among the pools by what all their blocks would take.
+fn pools(device: &Device, shape: &Shape, kinds: &[Vec<Matrix>], bytes: usize) -> Result<Vec<PoolMemory>, NoCache> {
+    let all = |pool: usize| -> usize {
+        shape.groups().iter().filter(|group| usize::from(group.pool) == pool).map(|group| group.experts as usize).sum()
+    };
+    let total: usize = kinds.iter().enumerate().map(|(pool, kind)| all(pool) * PoolMemory::block_bytes(kind)).sum();
+    let mut out = Vec::with_capacity(kinds.len());
+    for (pool, kind) in kinds.iter().enumerate() {
+        let zeros = arena::ZERO_SLOTS as usize * PoolMemory::block_bytes(kind);
+        let whole = all(pool) * PoolMemory::block_bytes(kind);
+        let room = (bytes as u128 * whole as u128) / total.max(1) as u128;
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        let slots = room.saturating_sub(zeros) / PoolMemory::block_bytes(kind).max(1);
+        let slots = u32::try_from(slots.min(all(pool))).unwrap_or(u32::MAX);
+        let memory = PoolMemory::allocate(device, kind, slots, 1);
+        out.push(memory.ok_or_else(|| NoCache::NoMemory(device.inner_name.clone()))?);
+    }
+    Ok(out)
+}

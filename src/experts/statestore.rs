@@ -1,0 +1,175 @@
+//! The state file on disk.
+//!
+//! Owns: reading, setting a broken file aside, and writing: under a lock beside the file, what others wrote meanwhile is merged in,
+//! and the new text takes the place of the old one in one step.
+//! Invariants: whoever reads sees an old or a new file, never a part of one. No failure here is fatal: it ends in a [`Note`] or an
+//! error that the caller tells once. A file of a later format is neither moved nor overwritten.
+//! Threads: any; processes are kept apart by the lock. Does not: decide where the file is or when it is written.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use super::statefile::{MOST_BYTES, State, StateError};
+
+/// What happened while reading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// The file was broken and is now called that.
+    SetAside {
+        /// What was wrong with it.
+        error: String,
+        /// Its new name.
+        to: PathBuf,
+    },
+    /// The file cannot be used and was left alone.
+    Ignored {
+        /// Why.
+        error: String,
+    },
+}
+
+/// Reads the file. A missing one is an empty state.
+pub fn read(path: &Path) -> (State, Option<Note>) {
+    let text = match text(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return (State::default(), None),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            return (State::default(), Some(set_aside(path, error.to_string())));
+        }
+        Err(error) => return (State::default(), Some(Note::Ignored { error: error.to_string() })),
+    };
+    match State::parse(&text) {
+        Ok(state) => (state, None),
+        Err(error @ StateError::Newer { .. }) => (State::default(), Some(Note::Ignored { error: error.to_string() })),
+        Err(error) => (State::default(), Some(set_aside(path, error.to_string()))),
+    }
+}
+
+/// Merges what this process learned since it read the file into the file.
+pub fn add(path: &Path, learned: &State) -> io::Result<Option<Note>> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder)?;
+    }
+    let lock = OpenOptions::new().create(true).truncate(false).write(true).open(beside(path, "lock"))?;
+    lock.lock()?;
+    let (mut state, note) = read(path);
+    if let Some(Note::Ignored { error }) = note {
+        return Err(io::Error::other(error));
+    }
+    state.merge(learned);
+    replace(path, &state.format())?;
+    Ok(note)
+}
+
+/// Writes a file in one step: a new file beside it, on the disk, then renamed.
+pub fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let fresh = beside(path, &format!("new.{}", std::process::id()));
+    let written = File::create(&fresh).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    let replaced = written.and_then(|()| std::fs::rename(&fresh, path));
+    if replaced.is_err() {
+        // What is left over is worth nothing; the first error is the one to tell.
+        let _ = std::fs::remove_file(&fresh);
+    }
+    replaced
+}
+
+fn text(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error().to_string()))
+}
+
+fn set_aside(path: &Path, error: String) -> Note {
+    let to = beside(path, "broken");
+    match std::fs::rename(path, &to) {
+        Ok(()) => Note::SetAside { error, to },
+        Err(failure) => Note::Ignored { error: format!("{error}; it cannot be renamed: {failure}") },
+    }
+}
+
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(ending);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::statefile::ModelState;
+    use super::*;
+
+    fn learned(identity: &str, tokens: u64, rates: &[u32]) -> State {
+        let model =
+            ModelState { tokens, stamp: 7, heat: [("blk.0".to_owned(), rates.to_vec())].into(), ..Default::default() };
+        State { models: [(identity.to_owned(), model)].into(), ..State::default() }
+    }
+
+    #[test]
+    fn what_processes_add_is_merged() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/moe-state.ini");
+        assert_eq!(read(&path), (State::default(), None));
+        assert_eq!(add(&path, &learned("a", 100, &[10, 30])).unwrap(), None);
+        assert_eq!(add(&path, &learned("a", 300, &[30, 10])).unwrap(), None);
+        assert_eq!(add(&path, &learned("b", 5, &[1])).unwrap(), None);
+        let (state, note) = read(&path);
+        assert_eq!(note, None);
+        assert_eq!(state.models["a"].heat["blk.0"], [25, 15]);
+        assert_eq!(state.models.len(), 2);
+        let left: Vec<_> =
+            std::fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 2, "the file and its lock: {left:?}");
+    }
+
+    #[test]
+    fn many_writers_lose_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("moe-state.ini");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..5).for_each(|_| assert_eq!(add(&path, &learned("a", 10, &[8, 4])).unwrap(), None)));
+            }
+        });
+        let (state, note) = read(&path);
+        assert_eq!((state.models["a"].tokens, note), (200, None));
+    }
+
+    #[test]
+    fn a_broken_file_is_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("moe-state.ini");
+        for broken in [&b"format = 1\n[model x\n"[..], b"\xff\xfe", b"junk"] {
+            std::fs::write(&path, broken).unwrap();
+            let (state, note) = read(&path);
+            assert_eq!(state, State::default());
+            let Some(Note::SetAside { to, .. }) = note else { panic!("{note:?}") };
+            assert_eq!(std::fs::read(to).unwrap(), broken);
+            assert!(!path.exists());
+        }
+        assert!(add(&path, &learned("a", 1, &[1])).is_ok());
+    }
+
+    #[test]
+    fn a_file_of_a_later_release_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("moe-state.ini");
+        std::fs::write(&path, "format = 9\nwhat ever").unwrap();
+        assert!(matches!(read(&path).1, Some(Note::Ignored { error }) if error.contains("format 9")));
+        assert!(add(&path, &learned("a", 1, &[1])).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "format = 9\nwhat ever");
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("moe-state.ini");
+        std::fs::create_dir(&path).unwrap();
+        assert!(matches!(read(&path).1, Some(Note::Ignored { .. })));
+        assert!(add(&path, &learned("a", 1, &[1])).is_err());
+    }
+}

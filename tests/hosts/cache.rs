@@ -1,0 +1,71 @@
+//! The expert cache over ggml's CPU backend: part of the experts "on the device", the others computed by the thread team in RAM.
+//!
+//! Both sides compute with ggml's own kernels, so everything is equal to stock, whatever the size of the cache.
+
+use crate::architectures;
+use crate::perplexity::{figures, perplexity};
+use crate::sides::equal_over;
+use crate::summary::{largest, ran_in_blocks};
+use crate::support::fixture_model;
+use crate::support::stock::Side;
+use serde_json::json;
+
+/// Some, half and nearly all of the fixture's 192 experts.
+const SIZES: [&str; 3] = ["cache=4", "cache=8", "cache=14"];
+
+#[test]
+fn one_token_per_pass_equals_stock_at_every_size() {
+    let arguments = ["-b", "1", "-ub", "1", "-c", "128"];
+    let stock = figures(&perplexity(Side::Stock, 1, 6, &arguments));
+    for size in SIZES {
+        let keys = format!("inner=CPU;log=debug;{size}");
+        let finished = perplexity(Side::Plugin { keys: &keys, device: "MoE0" }, 1, 6, &arguments);
+        assert_eq!(figures(&finished), stock, "{}", finished.report(size));
+        let log = finished.log();
+        for counter in ["hits", "misses", "upload_bytes", "cpu_bytes"] {
+            assert!(largest(&log, counter) > 0, "{}", finished.report(&format!("{size}: no {counter}")));
+        }
+        assert_eq!(largest(&log, "unrecognised"), 0, "{}", finished.report(size));
+    }
+}
+
+#[test]
+fn passes_of_several_tokens_equal_stock() {
+    let arguments = ["-b", "8", "-ub", "8", "-c", "128"];
+    let stock = figures(&perplexity(Side::Stock, 2, 6, &arguments));
+    let finished = perplexity(Side::Plugin { keys: "inner=CPU;log=debug;cache=6", device: "MoE0" }, 2, 6, &arguments);
+    assert_eq!(figures(&finished), stock, "{}", finished.report("eight tokens"));
+    assert!(largest(&finished.log(), "misses") > 0, "{}", finished.report("nothing was computed in RAM"));
+}
+
+/// Prompts take the plain path, single tokens the cache; two contexts share it; the model is freed and loaded again in between.
+#[test]
+fn a_server_answers_as_stock() {
+    let side = Side::Plugin { keys: "inner=CPU;log=debug;cache=6", device: "MoE0" };
+    let arguments = ["-c", "2048", "-np", "4", "--sleep-idle-seconds", "1"];
+    let body = json!({
+        "prompt": ["A list is a mutable", "import os\nfor name in", "The function returns", "## Ownership\n"], "n_predict": 24,
+        "temperature": 0, "seed": 1, "return_tokens": true, "cache_prompt": false,
+    });
+    let tokens = |answer: &serde_json::Value| {
+        let mut all = answer.as_array().expect("one answer per prompt").clone();
+        all.sort_by_key(|one| one["index"].as_u64());
+        all.iter().map(|one| one["tokens"].clone()).collect::<Vec<_>>()
+    };
+    let (_, finished) = equal_over(side, &fixture_model(), &arguments, |server| {
+        let first = tokens(&server.post("/completion", &body));
+        server.wait_asleep();
+        (first, tokens(&server.post("/completion", &body)), server.complete("A tuple is", 32, 5))
+    });
+    assert!(largest(&finished.log(), "hits") > 0, "{}", finished.report("no hit"));
+    ran_in_blocks(&finished);
+}
+
+/// The models of test-llama-archs have two experts in a layer or more; their logits after single tokens must be stock's.
+#[test]
+fn architectures_equal_stock() {
+    let side = Side::Plugin { keys: "inner=CPU;log=debug;cache=1", device: "MoE0" };
+    architectures::equal_with(side, &architectures::plain_models(), &[]);
+    let (models, unable) = architectures::k_quantized_models();
+    architectures::equal_with(side, &models, &unable);
+}
