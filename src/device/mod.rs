@@ -6,6 +6,8 @@
 //! Threads: any. Small locks and atomics hold what the loader's questions and the memory report share; none is held across a call.
 //! Does not: allocate (`buffer` does) or run graphs (`backend` does).
 
+mod experts;
+
 use std::ffi::CString;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -15,12 +17,12 @@ use parking_lot::Mutex;
 use crate::abi::OpClass;
 use crate::abi::inner::{self, DeviceKind};
 use crate::abi::tensor::{BufferTypeKey, Tensor};
-use crate::config::{AllocationKind, CacheSize, Config};
-use crate::cpu::{team, threads};
-use crate::experts::cache::Cache;
+use crate::config::{AllocationKind, Config};
 use crate::gpu::{self, Driver};
 use crate::ram;
 use crate::telemetry::log;
+
+use experts::Experts;
 
 /// Host memory registered by all devices of this process, in bytes: the budget is the machine's.
 static PINNED_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -69,13 +71,7 @@ pub(crate) struct Device {
     /// Why the driver is not the one for this kind of device, if so.
     driver_reason: OnceLock<String>,
     layout_epoch: AtomicU64,
-    /// The cache; the outer `None` while a backend has it.
-    cache: Mutex<Option<Option<Box<Cache>>>>,
-    told_no_cache: AtomicBool,
-    model_epoch: AtomicU64,
-    gave_up: AtomicU64,
-    /// Threads that the host was told to compute with.
-    threads: AtomicUsize,
+    experts: Experts,
 }
 
 /// Our two buffer types of one device, as the host knows them.
@@ -133,11 +129,7 @@ impl Device {
             lends_contexts: inner.provider() == "Vulkan",
             driver_reason: OnceLock::new(),
             layout_epoch: AtomicU64::new(1),
-            cache: Mutex::new(Some(None)),
-            told_no_cache: AtomicBool::new(false),
-            model_epoch: AtomicU64::new(1),
-            gave_up: AtomicU64::new(0),
-            threads: AtomicUsize::new(0),
+            experts: Experts::default(),
         }
     }
 
@@ -286,92 +278,6 @@ impl Device {
     pub(crate) fn pin_limit_bytes(&self) -> usize {
         let mib = |mib: u64| usize::try_from(mib.saturating_mul(1 << 20)).unwrap_or(usize::MAX);
         self.config.pin_budget_mb.map_or_else(|| ram::usable_bytes() / 4 * 3, mib)
-    }
-
-    /// Takes the cache, if there is one, for one graph; `None` while another backend has it.
-    pub(crate) fn take_cache(&self) -> Option<Option<Cache>> {
-        self.cache.lock().take().map(|cache| cache.map(|cache| *cache))
-    }
-
-    /// Puts the cache back.
-    pub(crate) fn put_cache(&self, cache: Option<Cache>) {
-        *self.cache.lock() = Some(cache.map(Box::new));
-    }
-
-    /// Counts [`Device::drop_cache`].
-    pub(crate) fn model_epoch(&self) -> u64 {
-        self.model_epoch.load(Ordering::Acquire)
-    }
-
-    /// Experts are about to be freed: nothing may be loaded from them any more. No graph runs on a model that is freed; a cache that a
-    /// backend has at this moment is of another model, or finds by the epoch that it is void.
-    pub(crate) fn drop_cache(&self) {
-        self.model_epoch.fetch_add(1, Ordering::Release);
-        let cache = self.cache.lock().as_mut().and_then(Option::take);
-        if cache.is_some()
-            && let Some(driver) = self.opened_driver()
-            && driver.synchronize().is_err()
-        {
-            self.poison();
-        }
-    }
-
-    /// Whether graphs are to be cut for a cache.
-    pub(crate) fn may_cache(&self) -> bool {
-        match self.config.cache {
-            CacheSize::Off => false,
-            CacheSize::Mib(_) => true,
-            CacheSize::Auto => self.is_gpu(),
-        }
-    }
-
-    /// What the user wants of the cache.
-    pub(crate) fn cache_size(&self) -> CacheSize {
-        self.config.cache
-    }
-
-    /// Whose routing replaces the model's (benchmarks only).
-    pub(crate) fn replay(&self) -> Option<&'static crate::sim::Preset> {
-        self.config.replay
-    }
-
-    /// Device memory that an automatic cache leaves free.
-    pub(crate) fn reserve_bytes(&self) -> usize {
-        usize::try_from(self.config.vram_reserve_mb << 20).unwrap_or(usize::MAX)
-    }
-
-    /// Whether the inner device is a GPU.
-    pub(crate) fn is_gpu(&self) -> bool {
-        matches!(self.inner.kind(), DeviceKind::Gpu | DeviceKind::IntegratedGpu)
-    }
-
-    /// Whether a cache is still to be made for the model: not after it failed once.
-    pub(crate) fn wants_cache(&self) -> bool {
-        self.gave_up.load(Ordering::Relaxed) != self.model_epoch()
-    }
-
-    /// No cache for this model.
-    pub(crate) fn give_up_cache(&self) {
-        self.gave_up.store(self.model_epoch(), Ordering::Relaxed);
-    }
-
-    /// Tells once why there is no cache.
-    pub(crate) fn tell_no_cache(&self, reason: &str) {
-        if !self.told_no_cache.swap(true, Ordering::Relaxed) {
-            log::notice(&format!("{}: no cache: {reason}", self.label()));
-        }
-    }
-
-    /// The host said with how many threads it computes.
-    pub(crate) fn note_threads(&self, threads: usize) {
-        self.threads.store(threads, Ordering::Relaxed);
-    }
-
-    /// How the team that computes experts in RAM is made.
-    pub(crate) fn team_options(&self) -> team::Options {
-        let host = self.config.threads.map_or_else(|| self.threads.load(Ordering::Relaxed), |threads| threads as usize);
-        let gpus = usize::from(self.is_gpu());
-        team::Options { threads: threads::team_threads(host.max(1), gpus), pin: false, spin_us: 200 }
     }
 
     /// The memory behind graphs was laid out anew or freed: plans made before are void.

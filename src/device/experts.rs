@@ -1,0 +1,132 @@
+//! What a device knows of the computing of experts: its cache, and with how many threads.
+//!
+//! Owns: the place where the cache lies between graphs, the reasons for which there is none, the host's number of threads.
+//! Invariants: one backend at a time has the cache; it is void once experts that it knows were freed (`model_epoch`).
+//! Threads: any. The lock is held to take and put, never across a call.
+//! Does not: make a cache (`backend` does) or compute with it (`experts::cache` does).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::Device;
+use crate::abi::inner::DeviceKind;
+use crate::config::CacheSize;
+use crate::cpu::{team, threads};
+use crate::experts::cache::Cache;
+use crate::telemetry::log;
+
+/// The state behind it.
+pub(super) struct Experts {
+    /// The cache; the outer `None` while a backend has it.
+    cache: Mutex<Option<Option<Box<Cache>>>>,
+    told_no_cache: AtomicBool,
+    model_epoch: AtomicU64,
+    /// The model for which no cache could be made.
+    gave_up: AtomicU64,
+    /// Threads that the host was told to compute with.
+    threads: AtomicUsize,
+}
+
+impl Default for Experts {
+    fn default() -> Self {
+        Self {
+            cache: Mutex::new(Some(None)),
+            told_no_cache: AtomicBool::new(false),
+            model_epoch: AtomicU64::new(1),
+            gave_up: AtomicU64::new(0),
+            threads: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Device {
+    /// Takes the cache, if there is one, for one graph; `None` while another backend has it.
+    pub(crate) fn take_cache(&self) -> Option<Option<Cache>> {
+        self.experts.cache.lock().take().map(|cache| cache.map(|cache| *cache))
+    }
+
+    /// Puts the cache back.
+    pub(crate) fn put_cache(&self, cache: Option<Cache>) {
+        *self.experts.cache.lock() = Some(cache.map(Box::new));
+    }
+
+    /// Counts [`Device::drop_cache`].
+    pub(crate) fn model_epoch(&self) -> u64 {
+        self.experts.model_epoch.load(Ordering::Acquire)
+    }
+
+    /// Experts are about to be freed: nothing may be loaded from them any more. No graph runs on a model that is freed; a cache that a
+    /// backend has at this moment is of another model, or finds by the epoch that it is void.
+    pub(crate) fn drop_cache(&self) {
+        self.experts.model_epoch.fetch_add(1, Ordering::Release);
+        let cache = self.experts.cache.lock().as_mut().and_then(Option::take);
+        if cache.is_some()
+            && let Some(driver) = self.opened_driver()
+            && driver.synchronize().is_err()
+        {
+            self.poison();
+        }
+    }
+
+    /// Whether graphs are to be cut for a cache.
+    pub(crate) fn may_cache(&self) -> bool {
+        match self.config.cache {
+            CacheSize::Off => false,
+            CacheSize::Mib(_) => true,
+            CacheSize::Auto => self.is_gpu(),
+        }
+    }
+
+    /// What the user wants of the cache.
+    pub(crate) fn cache_size(&self) -> CacheSize {
+        self.config.cache
+    }
+
+    /// Whose routing replaces the model's (benchmarks only).
+    pub(crate) fn replay(&self) -> Option<&'static crate::sim::Preset> {
+        self.config.replay
+    }
+
+    /// Device memory that an automatic cache leaves free.
+    pub(crate) fn reserve_bytes(&self) -> usize {
+        usize::try_from(self.config.vram_reserve_mb << 20).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the inner device is a GPU.
+    pub(crate) fn is_gpu(&self) -> bool {
+        matches!(self.inner.kind(), DeviceKind::Gpu | DeviceKind::IntegratedGpu)
+    }
+
+    /// Whether a cache is still to be made for the model: not after it failed once.
+    pub(crate) fn wants_cache(&self) -> bool {
+        self.experts.gave_up.load(Ordering::Relaxed) != self.model_epoch()
+    }
+
+    /// No cache for this model.
+    pub(crate) fn give_up_cache(&self) {
+        self.experts.gave_up.store(self.model_epoch(), Ordering::Relaxed);
+    }
+
+    /// Tells once why there is no cache.
+    pub(crate) fn tell_no_cache(&self, reason: &str) {
+        if !self.experts.told_no_cache.swap(true, Ordering::Relaxed) {
+            log::notice(&format!("{}: no cache: {reason}", self.label()));
+        }
+    }
+
+    /// The host said with how many threads it computes.
+    pub(crate) fn note_threads(&self, threads: usize) {
+        self.experts.threads.store(threads, Ordering::Relaxed);
+    }
+
+    /// How the team that computes experts in RAM is made.
+    pub(crate) fn team_options(&self) -> team::Options {
+        let host = self
+            .config
+            .threads
+            .map_or_else(|| self.experts.threads.load(Ordering::Relaxed), |threads| threads as usize);
+        let gpus = usize::from(self.is_gpu());
+        team::Options { threads: threads::team_threads(host.max(1), gpus), pin: false, spin_us: 200 }
+    }
+}
