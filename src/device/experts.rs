@@ -61,12 +61,13 @@ impl Device {
     pub(crate) fn drop_cache(&self) {
         self.experts.model_epoch.fetch_add(1, Ordering::Release);
         let cache = self.experts.cache.lock().as_mut().and_then(Option::take);
-        if cache.is_some()
-            && let Some(driver) = self.opened_driver()
+        // Also when a backend has the cache: what it began to load may come from the memory that goes.
+        if let Some(driver) = self.opened_driver().filter(|_| self.may_cache())
             && driver.synchronize().is_err()
         {
             self.poison();
         }
+        drop(cache);
     }
 
     /// Whether graphs are to be cut for a cache.

@@ -69,9 +69,18 @@ pub(crate) struct BlockRun<'r, 'a> {
 }
 
 impl Cache {
-    /// Whether this block is one of the model that the cache was made for.
+    /// Whether this block is one of the model that the cache was made for, with operands for which the lane has room.
     pub(crate) fn knows(&self, nodes: &[Tensor<'_>], block: &Candidate) -> bool {
-        self.group(nodes[block.pattern.down]).is_some()
+        let down = nodes[block.pattern.down];
+        let (Some(ids), Some(input)) = (down.source(2), nodes[block.pattern.up.product].source(1)) else {
+            return false;
+        };
+        let [used, tokens, ..] = ids.ne().map(|count| usize::try_from(count).unwrap_or(0));
+        let room = self.lane.size();
+        self.group(down).is_some()
+            && ids_bytes(ids) <= room.ids
+            && input.bytes() <= room.inputs
+            && used * tokens * down.nb()[1] <= room.outputs
     }
 
     /// Runs a block. `compute` hands its nodes to the inner stream; the number stands for what they were made to read. What they read is added
@@ -89,10 +98,9 @@ impl Cache {
         let input = run.nodes[run.block.pattern.up.product].source(1).ok_or_else(|| operand(down))?;
         let [used, tokens, ..] = ids.ne().map(|count| usize::try_from(count).unwrap_or(0));
         let memory = |tensor: Tensor<'a>| passport(tensor).ok_or_else(|| operand(tensor));
-        let ids_bytes = ids.nb()[1] * (tokens - 1) + ids.nb()[0] * (used - 1) + size_of::<i32>();
-        // SAFETY: both tensors lie in memory of the inner device, and the lane was made for the largest of them; it is waited for below.
+        // SAFETY: both tensors lie in memory of the inner device, and the lane has room for them (`knows`); it is waited for below.
         unsafe {
-            run.inner.read_async(memory(ids)?, ids.data(), self.lane.ids().cast(), ids_bytes);
+            run.inner.read_async(memory(ids)?, ids.data(), self.lane.ids().cast(), ids_bytes(ids));
         }
         // SAFETY: as above.
         unsafe {
@@ -320,6 +328,12 @@ impl Weights {
         };
         Group { expert, gate, up, down, pairs: 1 }
     }
+}
+
+/// Bytes from the first id of an operand to the end of the last, strides included.
+fn ids_bytes(ids: Tensor<'_>) -> usize {
+    let last = |dimension: usize| usize::try_from(ids.ne()[dimension]).unwrap_or(0).saturating_sub(1);
+    last(1) * ids.nb()[1] + last(0) * ids.nb()[0] + size_of::<i32>()
 }
 
 /// Bytes of one token's rows of activations.

@@ -56,6 +56,11 @@ impl Lane {
         Ok(Self { size, _registration: registration, host, device: memory })
     }
 
+    /// What it has room for.
+    pub(crate) fn size(&self) -> LaneSize {
+        self.size
+    }
+
     fn at(&self, offset: usize) -> *mut u8 {
         self.host.as_ptr().cast::<u8>().wrapping_add(offset)
     }
