@@ -1,11 +1,12 @@
-//! Experts: their bytes in host memory, the path that brings them to the inner device, and what a cache of them needs to know.
+//! Experts: their bytes in host memory, the ways that bring them to the inner device, and what the cache of them needs to know.
 //!
 //! Owns: the host memory of expert buffers (`store`), its registration with the device (`pin`), the reading of expert ids (`ids`) and
 //! the plain path (`plain`). For the cache: the numbering of blocks ([`shape`]), lifetime heat ([`heat`]), what is worth a slot
 //! ([`policy`]), what lies in which slot and who may read it ([`residency`]), and what is remembered ([`statefile`], [`statestore`]).
 //! Invariants: expert weights have one home, host memory; whatever lies on the inner device is a copy that can be dropped.
 //! Threads: host memory is filled by the loader and read by the threads that run graphs; the host orders the two.
-//! Does not: keep experts on the device from one graph to the next: the parts for the cache are not connected yet.
+//! What keeps experts on the device from one graph to the next is `cache`.
+//! Does not: run graphs; the state file is not connected yet.
 
 pub(crate) mod cache;
 pub mod heat;

@@ -100,10 +100,11 @@ fn logits(side: Side<'_>, devices: &str, model: &Path) -> (Option<Vec<u8>>, Fini
 }
 
 /// What is wrong with a model on our device; nothing, if all is right.
-fn faults(side: Side<'_>, name: &str, model: &Path, stock: &[u8]) -> Vec<String> {
+fn faults(side: Side<'_>, name: &str, model: &Path, stock: &[u8], cached: &mut usize) -> Vec<String> {
     let (plugin, finished) = logits(side, "MoE0", model);
     let Some(plugin) = plugin else { return vec![finished.report("failed")] };
     let log = finished.log();
+    *cached += usize::from(largest(&log, "hits") + largest(&log, "misses") > 0);
     let mut wrong = Vec::new();
     if !finite(stock) {
         wrong.push("stock's own logits are not finite".to_owned());
@@ -128,14 +129,16 @@ fn equal_to_stock(models: &[PathBuf], unable: &[&str]) {
     equal_with(OVER_CPU, models, unable);
 }
 
-/// The same with other keys of the plugin.
-pub(crate) fn equal_with(side: Side<'_>, models: &[PathBuf], unable: &[&str]) {
-    let mut wrong = Vec::new();
+/// The same with other keys of the plugin. Returns in how many models the cache computed.
+pub(crate) fn equal_with(side: Side<'_>, models: &[PathBuf], unable: &[&str]) -> usize {
+    let (mut wrong, mut cached) = (Vec::new(), 0);
     for model in models {
         let name = model.file_stem().and_then(|name| name.to_str()).expect("a file");
         match logits(Side::Stock, "cpu", model) {
             (Some(stock), _) if !unable.contains(&name) => {
-                wrong.extend(faults(side, name, model, &stock).iter().map(|fault| format!("{name}: {fault}")));
+                wrong.extend(
+                    faults(side, name, model, &stock, &mut cached).iter().map(|fault| format!("{name}: {fault}")),
+                );
             }
             (Some(_), _) => wrong.push(format!("{name}: stock runs it after all; take it off the list")),
             (None, _) if unable.contains(&name) => {}
@@ -143,6 +146,7 @@ pub(crate) fn equal_with(side: Side<'_>, models: &[PathBuf], unable: &[&str]) {
         }
     }
     assert!(wrong.is_empty(), "{} of {} models:\n{}", wrong.len(), models.len(), wrong.join("\n"));
+    cached
 }
 
 fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {

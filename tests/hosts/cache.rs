@@ -13,6 +13,9 @@ use serde_json::json;
 /// Some, half and nearly all of the fixture's 192 experts.
 const SIZES: [&str; 3] = ["cache=4", "cache=8", "cache=14"];
 
+/// In so many of the models of test-llama-archs the cache computes; the others have blocks of forms that it leaves to the plain path.
+const LEAST_CACHED: usize = 40;
+
 #[test]
 fn one_token_per_pass_equals_stock_at_every_size() {
     let arguments = ["-b", "1", "-ub", "1", "-c", "128"];
@@ -61,11 +64,14 @@ fn a_server_answers_as_stock() {
     ran_in_blocks(&finished);
 }
 
-/// The models of test-llama-archs have two experts in a layer or more; their logits after single tokens must be stock's.
+/// Their logits after single tokens must be stock's: the first is computed in RAM, the others more and more from the cache, which holds all of
+/// a model in the end.
 #[test]
 fn architectures_equal_stock() {
-    let side = Side::Plugin { keys: "inner=CPU;log=debug;cache=1", device: "MoE0" };
-    architectures::equal_with(side, &architectures::plain_models(), &[]);
+    let side = Side::Plugin { keys: "inner=CPU;log=debug;cache=64", device: "MoE0" };
+    let plain = architectures::equal_with(side, &architectures::plain_models(), &[]);
     let (models, unable) = architectures::k_quantized_models();
-    architectures::equal_with(side, &models, &unable);
+    let quantized = architectures::equal_with(side, &models, &unable);
+    println!("the cache computed in {plain} plain models and in {quantized} as Q4_K_M");
+    assert!(plain.min(quantized) >= LEAST_CACHED, "the cache computed in {plain} and {quantized} models only");
 }
