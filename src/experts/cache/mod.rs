@@ -7,6 +7,7 @@
 //! Threads: one at a time; whoever runs a graph takes the cache out of its device and puts it back.
 //! Does not: run graphs (`backend` does), or compute in RAM (`cpu` does).
 
+mod ahead;
 mod arena;
 mod engine;
 mod lane;
@@ -32,7 +33,8 @@ use arena::{Matrix, PoolMemory};
 use lane::Lane;
 use pattern::Pattern;
 
-pub(crate) use engine::{BlockRun, EngineError, suits};
+pub(crate) use ahead::Staged;
+pub(crate) use engine::{BlockRun, EngineError, Outcome, suits};
 
 /// The largest number of tokens that a graph may have for its blocks to be computed by the cache: what device kernels for single
 /// rows take.
@@ -81,6 +83,12 @@ pub(crate) struct Cache {
     /// The graph that ran last; it is done when the stream was waited for.
     reader: Option<Reader>,
     lane: Lane,
+    /// Whether blocks may run before the host knows their ids.
+    runs_ahead: bool,
+    /// Blocks that came or left since the last graph.
+    changed: Vec<Block>,
+    /// Whether the device's table of slots is not the one in RAM.
+    table_is_old: bool,
     team: Arc<Team>,
     replay: Option<Replay>,
 }
@@ -152,7 +160,8 @@ impl Cache {
         let mut groups = Vec::new();
         let mut weights = Vec::new();
         let mut keys = HashMap::new();
-        let mut lane = lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len() };
+        let mut lane =
+            lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len(), experts: 0, most_experts: 0 };
         for block in blocks {
             let tensors = planes(nodes, block)?;
             let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(*weight)).collect();
@@ -173,6 +182,9 @@ impl Cache {
             groups.push(Group { experts: count(experts), used: count(ids.ne()[0]), pool });
             weights.push(engine::weights(nodes, block, &tensors, pool)?);
             let used = usize::try_from(ids.ne()[0]).unwrap_or(0);
+            let experts = usize::try_from(experts).unwrap_or(0);
+            lane.experts += experts;
+            lane.most_experts = lane.most_experts.max(experts);
             let tokens = usize::try_from(MOST_TOKENS).unwrap_or(0);
             lane.ids = lane.ids.max(ids.nb()[1] * tokens + used * ids.nb()[0]);
             lane.inputs = lane.inputs.max(engine::input_bytes(nodes[block.pattern.up.product]) * tokens);
@@ -199,8 +211,13 @@ impl Cache {
                 preset.name
             ));
         }
+        let lane = Lane::new(device, lane)?;
+        let groups_len = u32::try_from(shape.groups().len()).unwrap_or(0);
         let cache = Self {
             model_epoch: device.model_epoch(),
+            runs_ahead: Self::may_run_ahead(&lane, device),
+            changed: (0..groups_len).flat_map(|group| shape.blocks_of(GroupId(group))).collect(),
+            table_is_old: true,
             groups: keys,
             weights,
             policy: Policy::new(shape, &sizes, Settings::default(), heat),
@@ -209,7 +226,7 @@ impl Cache {
             uploads: VecDeque::new(),
             waiting: VecDeque::new(),
             reader: None,
-            lane: Lane::new(device, lane)?,
+            lane,
             team,
             replay,
         };
@@ -249,9 +266,12 @@ impl Cache {
             self.uploads.pop_front();
             if self.residency.loaded(block) {
                 self.policy.loaded(block);
+                self.changed.push(block);
             }
         }
-        Ok(self.residency.start())
+        let reader = self.residency.start();
+        self.renew_table(&reader);
+        Ok(reader)
     }
 
     /// The stream was waited for: the graph before is done, and what it alone still read can be written over.
@@ -286,6 +306,7 @@ impl Cache {
         for admission in admissions {
             if let Some(evicted) = admission.evicts {
                 self.residency.leave(evicted);
+                self.changed.push(evicted);
             }
             match self.residency.load(admission.block) {
                 Ok(slot) => bytes += self.upload(device, admission.block, slot.0)?,
