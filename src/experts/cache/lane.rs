@@ -3,8 +3,8 @@
 //! Owns: host memory, registered with the device where its driver can do that, and ids on the device.
 //! Invariants: each block of a graph has its own place for ids on the device, so that a captured graph finds them there again.
 //! Threads: the one that drives the backend. Does not: order anything; the engine does.
-// UNSAFETY: one call registers memory that the lane keeps mapped.
-#![expect(unsafe_code, reason = "one call registers memory that the lane keeps mapped")]
+// UNSAFETY: one call registers memory that the lane keeps mapped; one fills it.
+#![expect(unsafe_code, reason = "one call registers memory that the lane keeps mapped; one fills it")]
 
 use crate::buffer::{Buffer, BufferError};
 use crate::device::Device;
@@ -86,6 +86,21 @@ impl Lane {
             + self.size.inputs.next_multiple_of(256)
             + self.size.outputs.next_multiple_of(256);
         self.at(before + block.min(self.size.blocks.saturating_sub(1)) * IDS_BYTES)
+    }
+
+    /// Fills what a block is about to read with what is no number and no id (`debug-poison`). Nothing reads it: the block before is computed.
+    pub(crate) fn poison_operands(&self) {
+        self.fill(self.ids(), self.outputs());
+    }
+
+    /// The same for what a block is about to write. The stream was waited for, so nothing of the block before is still read.
+    pub(crate) fn poison_results(&self) {
+        self.fill(self.outputs(), self.slots(0).wrapping_add(self.size.blocks * IDS_BYTES));
+    }
+
+    fn fill(&self, from: *mut u8, to: *mut u8) {
+        // SAFETY: both lie in the lane's memory, in this order; the callers say why nobody else uses what lies between.
+        unsafe { from.write_bytes(0xff, to.addr() - from.addr()) };
     }
 
     /// Where they lie on the device.

@@ -11,8 +11,9 @@ mod arena;
 mod engine;
 mod lane;
 pub(crate) mod pattern;
+mod poison;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::HostMemory;
@@ -83,6 +84,8 @@ pub(crate) struct Cache {
     lane: Lane,
     team: Arc<Team>,
     replay: Option<Replay>,
+    /// Slots that were poisoned since they were written (`debug-poison`).
+    poisoned: HashSet<(u16, u32)>,
 }
 
 /// A simulated routing that replaces the model's, for benchmarks.
@@ -199,7 +202,7 @@ impl Cache {
                 preset.name
             ));
         }
-        let cache = Self {
+        let mut cache = Self {
             model_epoch: device.model_epoch(),
             groups: keys,
             weights,
@@ -212,7 +215,9 @@ impl Cache {
             lane: Lane::new(device, lane)?,
             team,
             replay,
+            poisoned: HashSet::new(),
         };
+        cache.poison_free(device)?;
         cache.announce(device, bytes);
         Ok(cache)
     }
@@ -260,6 +265,7 @@ impl Cache {
             Some(reader) => self.residency.finish(reader),
             None => return Ok(0),
         }
+        self.poison_free(device)?;
         let mut bytes = 0;
         for _ in 0..self.waiting.len() {
             let Some(block) = self.waiting.pop_front() else { break };
@@ -300,6 +306,7 @@ impl Cache {
         let (group, expert) = self.policy.shape().key(block);
         let weights = &self.weights[group.0 as usize];
         let pool = &self.pools[usize::from(weights.pool)];
+        self.poisoned.remove(&(weights.pool, slot));
         let mut bytes = 0;
         for (plane, weight) in pool.planes.iter().zip(&weights.matrices) {
             let source = weight.address + expert as usize * weight.expert_bytes;
