@@ -25,7 +25,8 @@ type Work = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Queue {
-    works: Mutex<VecDeque<Work>>,
+    /// Each with the memory that it is about. The first stays in the list while it runs.
+    works: Mutex<VecDeque<(Passport, Option<Work>)>>,
     changed: Condvar,
     asked: AtomicU64,
     done: AtomicU64,
@@ -38,9 +39,9 @@ impl core::fmt::Debug for Queue {
 }
 
 impl Queue {
-    fn ask(&self, work: impl FnOnce() + Send + 'static) {
+    fn ask(&self, memory: Passport, work: impl FnOnce() + Send + 'static) {
         let mut works = self.works.lock();
-        works.push_back(Box::new(work));
+        works.push_back((memory, Some(Box::new(work))));
         self.asked.fetch_add(1, Ordering::Relaxed);
         self.changed.notify_all();
     }
@@ -48,6 +49,14 @@ impl Queue {
     fn wait(&self, number: u64) {
         let mut works = self.works.lock();
         while self.done.load(Ordering::Acquire) < number {
+            self.changed.wait(&mut works);
+        }
+    }
+
+    /// Waits for what is about this memory; the order of works about different ones shows to nobody.
+    fn wait_for_memory(&self, memory: Passport) {
+        let mut works = self.works.lock();
+        while works.iter().any(|(other, _)| *other == memory) {
             self.changed.wait(&mut works);
         }
     }
@@ -61,7 +70,7 @@ impl Queue {
             let work = {
                 let mut works = self.works.lock();
                 loop {
-                    if let Some(work) = works.pop_front() {
+                    if let Some(work) = works.front_mut().and_then(|(_, work)| work.take()) {
                         break work;
                     }
                     self.changed.wait(&mut works);
@@ -81,7 +90,8 @@ impl Queue {
                 std::thread::sleep(Duration::from_micros(us));
             }
             work();
-            let _works = self.works.lock();
+            let mut works = self.works.lock();
+            works.pop_front();
             self.done.fetch_add(1, Ordering::Release);
             self.changed.notify_all();
         }
@@ -160,14 +170,14 @@ impl Driver for Late {
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {
         let (passport, address) = (target.memory.passport(), target.address);
         // SAFETY: the contract says that the range lies in the memory, which waits for the queue before it goes.
-        self.queue.ask(move || unsafe { passport.fill(address, value, bytes) });
+        self.queue.ask(passport, move || unsafe { passport.fill(address, value, bytes) });
         Ok(())
     }
 
     unsafe fn upload(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
         if !rows.is_empty() {
             let (passport, address, source) = (target.memory.passport(), target.address, source.expose_provenance());
-            self.queue.ask(move || {
+            self.queue.ask(passport, move || {
                 let source = core::ptr::with_exposed_provenance(source);
                 // SAFETY: the range lies in the memory, which waits for the queue before it goes; the source is readable until `synchronize`.
                 unsafe { passport.write(address, source, rows) };
@@ -176,10 +186,17 @@ impl Driver for Late {
         Ok(())
     }
 
+    unsafe fn upload_taking(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
+        // At once, beside the uploads of the cache: a synchronization would end them all with every token's inputs.
+        self.queue.wait_for_memory(target.memory.passport());
+        // SAFETY: the caller's contract.
+        unsafe { self.generic.upload(target, source, rows) }
+    }
+
     unsafe fn download(&self, target: *mut c_void, source: Place<'_>, rows: Rows) -> Result<(), DriverError> {
         if !rows.is_empty() {
             let (passport, address, target) = (source.memory.passport(), source.address, target.expose_provenance());
-            self.queue.ask(move || {
+            self.queue.ask(passport, move || {
                 let target = core::ptr::with_exposed_provenance_mut(target);
                 // SAFETY: as in `upload`; the target is writable until `synchronize`.
                 unsafe { passport.read(address, target, rows) };
