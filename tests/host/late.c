@@ -8,10 +8,10 @@
  *   MOE_HOST_SEED   seed of the delays
  *   MOE_HOST_KEEP   keep pointers to the weights and ids of expert products until a graph has run, as the Vulkan backend does; otherwise all
  *                   is copied when a graph is taken, as the CUDA backend does
+ *   MOE_HOST_FINITE end the process when a product of experts is not a number
  *
  * What makes early or missing waits show: memory of hosts is read and written when a copy runs and not before; synchronous copies are
- * ordered behind nothing, as CUDA's; memory is full of NaN when it is given out and when it is taken back; a product of experts that is
- * not a number ends the process.
+ * ordered behind nothing, as CUDA's; memory is full of NaN when it is given out and when it is taken back.
  */
 #define _GNU_SOURCE
 #include "late_stream.h"

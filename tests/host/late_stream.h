@@ -211,7 +211,9 @@ static void run_job(struct stream * stream, struct job * job) {
             if (ggml_backend_graph_compute(stream->cpu, job->graph) != GGML_STATUS_SUCCESS) {
                 REPORT("a graph failed");
             }
-            check_products(job->graph);
+            if (getenv("MOE_HOST_FINITE") != NULL) {
+                check_products(job->graph);
+            }
             if (hash_sources(job->graph) != job->hash) {
                 REPORT("what a graph reads was changed or freed while it ran");
             }

@@ -77,7 +77,7 @@ impl Cache {
         };
         let [used, tokens, ..] = ids.ne().map(|count| usize::try_from(count).unwrap_or(0));
         let room = self.lane.size();
-        self.group(down).is_some()
+        self.group(down).is_some_and(|group| self.is_block(group, nodes, block))
             && ids_bytes(ids) <= room.ids
             && input.bytes() <= room.inputs
             && used * tokens * down.nb()[1] <= room.outputs

@@ -244,6 +244,19 @@ impl Cache {
         self.groups.get(&down.source(0)?.key()).copied()
     }
 
+    /// Whether a block computes what the group computes that has its last weight: a host may use weights twice, in different ways.
+    fn is_block(&self, group: GroupId, nodes: &[Tensor<'_>], block: &Candidate) -> bool {
+        let Weights { matrices, shape, .. } = &self.weights[group.0 as usize];
+        let Ok(tensors) = planes(nodes, block) else { return false };
+        let same = |(tensor, weight): (&Tensor<'_>, &Weight)| tensor.data() == weight.address;
+        let Pattern { gate, up, activation, .. } = block.pattern;
+        let biases = (shape.after_gate.bias.is_some(), shape.after_up.bias.is_some());
+        tensors.len() == matrices.len()
+            && tensors.iter().zip(matrices).all(same)
+            && shape.activation == activation
+            && biases == (gate.is_some_and(|gate| gate.bias.is_some()), up.bias.is_some())
+    }
+
     /// A graph starts: what was loaded meanwhile can be seen by it.
     pub(crate) fn start(&mut self) -> Result<Reader, BufferError> {
         while let Some(upload) = self.uploads.front() {
