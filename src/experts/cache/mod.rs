@@ -12,8 +12,9 @@ mod arena;
 mod engine;
 mod lane;
 pub(crate) mod pattern;
+mod poison;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::HostMemory;
@@ -91,6 +92,8 @@ pub(crate) struct Cache {
     table_is_old: bool,
     team: Arc<Team>,
     replay: Option<Replay>,
+    /// Slots that were poisoned since they were written (`debug-poison`).
+    poisoned: HashSet<(u16, u32)>,
 }
 
 /// A simulated routing that replaces the model's, for benchmarks.
@@ -213,7 +216,7 @@ impl Cache {
         }
         let lane = Lane::new(device, lane)?;
         let groups_len = u32::try_from(shape.groups().len()).unwrap_or(0);
-        let cache = Self {
+        let mut cache = Self {
             model_epoch: device.model_epoch(),
             runs_ahead: Self::may_run_ahead(&lane, device),
             changed: (0..groups_len).flat_map(|group| shape.blocks_of(GroupId(group))).collect(),
@@ -229,7 +232,9 @@ impl Cache {
             lane,
             team,
             replay,
+            poisoned: HashSet::new(),
         };
+        cache.poison_free(device)?;
         cache.announce(device, bytes);
         Ok(cache)
     }
@@ -256,6 +261,19 @@ impl Cache {
         self.groups.get(&down.source(0)?.key()).copied()
     }
 
+    /// Whether a block computes what the group computes that has its last weight: a host may use weights twice, in different ways.
+    fn is_block(&self, group: GroupId, nodes: &[Tensor<'_>], block: &Candidate) -> bool {
+        let Weights { matrices, shape, .. } = &self.weights[group.0 as usize];
+        let Ok(tensors) = planes(nodes, block) else { return false };
+        let same = |(tensor, weight): (&Tensor<'_>, &Weight)| tensor.data() == weight.address;
+        let Pattern { gate, up, activation, .. } = block.pattern;
+        let biases = (shape.after_gate.bias.is_some(), shape.after_up.bias.is_some());
+        tensors.len() == matrices.len()
+            && tensors.iter().zip(matrices).all(same)
+            && shape.activation == activation
+            && biases == (gate.is_some_and(|gate| gate.bias.is_some()), up.bias.is_some())
+    }
+
     /// A graph starts: what was loaded meanwhile can be seen by it.
     pub(crate) fn start(&mut self) -> Result<Reader, BufferError> {
         while let Some(upload) = self.uploads.front() {
@@ -280,6 +298,7 @@ impl Cache {
             Some(reader) => self.residency.finish(reader),
             None => return Ok(0),
         }
+        self.poison_free(device)?;
         let mut bytes = 0;
         for _ in 0..self.waiting.len() {
             let Some(block) = self.waiting.pop_front() else { break };
@@ -321,6 +340,7 @@ impl Cache {
         let (group, expert) = self.policy.shape().key(block);
         let weights = &self.weights[group.0 as usize];
         let pool = &self.pools[usize::from(weights.pool)];
+        self.poisoned.remove(&(weights.pool, slot));
         let mut bytes = 0;
         for (plane, weight) in pool.planes.iter().zip(&weights.matrices) {
             let source = weight.address + expert as usize * weight.expert_bytes;
