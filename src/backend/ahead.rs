@@ -44,7 +44,7 @@ pub(super) fn pieces(plan: &Plan) -> Vec<Piece> {
         };
         let segment = step.checked_sub(1).and_then(|before| match &plan.steps[before] {
             Step::Segment(segment) => Some(segment.start),
-            Step::Copied { .. } | Step::Cached { .. } => None,
+            Step::Copied { .. } | Step::Streamed { .. } | Step::Cached { .. } => None,
         });
         if segment.is_some() {
             pieces.pop();

@@ -53,6 +53,11 @@ impl Backend {
         if blocks.is_empty() {
             return None;
         }
+        if self.device.has_ring() {
+            // A long pass is over: its memory goes back.
+            self.inner.synchronize();
+            self.device.drop_ring();
+        }
         let mut slot = self.device.take_cache()?;
         if slot.as_ref().is_some_and(|cache| !cache.is_current(self.device)) {
             slot = None; // a model was freed: nothing of it may be read any more

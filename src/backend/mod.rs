@@ -9,6 +9,7 @@
 
 mod ahead;
 mod cached;
+mod streamed;
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,7 +26,7 @@ use crate::config::LogDetail;
 use crate::device::Device;
 use crate::experts::cache::{self, Candidate, EngineError};
 use crate::experts::{PlainError, PlainPath};
-use crate::graph::{ExpertWeight, Plan, PlanCache, ReplayLedger, Run, Step, plan};
+use crate::graph::{ExpertWeight, Plan, PlanCache, ReplayLedger, Run, Step, Treatment, plan};
 use crate::telemetry::{Counters, log};
 
 /// A backend of ours.
@@ -55,6 +56,8 @@ struct Planned {
     blocks: Vec<Candidate>,
     /// The same steps, as they are handed on when blocks run ahead.
     pieces: Vec<ahead::Piece>,
+    /// Some blocks' experts are brought as a whole.
+    is_streamed: bool,
 }
 
 /// A graph could not be run.
@@ -162,6 +165,11 @@ impl Backend {
             return Ok(self.inner.compute_whole(graph));
         }
         let nodes = graph.nodes();
+        if planned.is_streamed
+            && let Some(outcome) = self.run_streamed(state, graph, &nodes, planned)
+        {
+            return outcome;
+        }
         let mut session = self.begin_cached(&nodes, blocks);
         let outcome = match session.as_mut() {
             Some(session) if session.may_run_ahead() => self.run_pieces(state, session, graph, &nodes, planned),
@@ -203,15 +211,22 @@ impl Backend {
         let mut blocks = Vec::new();
         let may_cache = self.device.may_cache();
         let plan = plan(&describe(nodes, &expert_weight), &mut |products| {
+            let tokens = products.first().and_then(|&product| nodes[product].source(2)).map_or(0, |ids| ids.ne()[1]);
+            if self.device.streams(tokens) {
+                return Treatment::Streamed;
+            }
             let pattern = if may_cache { cache::pattern::read(nodes, products) } else { None };
             let candidate = pattern.map(|pattern| Candidate { products: products.to_vec(), pattern });
-            let Some(candidate) = candidate.filter(|candidate| cache::suits(nodes, candidate)) else { return false };
+            let Some(candidate) = candidate.filter(|candidate| cache::suits(nodes, candidate)) else {
+                return Treatment::Plain;
+            };
             blocks.push(candidate);
-            true
+            Treatment::Cached
         });
         // Blocks are offered in the order of the graph.
         let pieces = ahead::pieces(&plan);
-        Planned { plan, blocks, pieces }
+        let is_streamed = plan.steps.iter().any(|step| matches!(step, Step::Streamed { .. }));
+        Planned { plan, blocks, pieces, is_streamed }
     }
 
     fn run_step(
@@ -223,9 +238,9 @@ impl Backend {
     ) -> Result<Status, BackendError> {
         let products: Vec<Tensor<'_>> = match step {
             Step::Segment(_) => Vec::new(),
-            Step::Copied { products, .. } | Step::Cached { copied: products, .. } => {
-                products.iter().map(|&index| nodes[index]).collect()
-            }
+            Step::Copied { products, .. }
+            | Step::Cached { copied: products, .. }
+            | Step::Streamed { copied: products, .. } => products.iter().map(|&index| nodes[index]).collect(),
         };
         let prepared = if products.is_empty() {
             None
@@ -254,6 +269,14 @@ impl Backend {
                 Run::Replayed => counters.graphs_replayed += 1,
                 Run::Reset => counters.graphs_reset += 1,
             }
+        }
+    }
+
+    /// Waits for everything that was queued; nothing is kept for it any more.
+    pub(crate) fn synchronize(&self) {
+        self.inner.synchronize();
+        if let Some(state) = self.state.lock().as_mut() {
+            state.plain.forget_retired();
         }
     }
 

@@ -91,6 +91,8 @@ pub struct Config {
     pub cache: CacheSize,
     /// Device memory that the cache leaves free, in MiB.
     pub vram_reserve_mb: u64,
+    /// Tokens of a pass from which on all experts are brought to the device.
+    pub stream_min_tokens: u64,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
     /// A preset of the simulator whose routing replaces the model's (benchmarks only).
@@ -122,6 +124,7 @@ impl Default for Config {
             pin_budget_mb: None,
             cache: CacheSize::Off,
             vram_reserve_mb: 384,
+            stream_min_tokens: 32,
             threads: None,
             replay: None,
             debug_cuda: None,

@@ -14,6 +14,7 @@ use crate::abi::inner::DeviceKind;
 use crate::config::CacheSize;
 use crate::cpu::{team, threads};
 use crate::experts::cache::Cache;
+use crate::experts::stage::Ring;
 use crate::telemetry::log;
 
 /// The state behind it.
@@ -21,6 +22,7 @@ pub(super) struct Experts {
     /// The cache; the outer `None` while a backend has it.
     cache: Mutex<Option<Option<Box<Cache>>>>,
     told_no_cache: AtomicBool,
+    told_no_ring: AtomicBool,
     model_epoch: AtomicU64,
     /// The model for which no cache could be made.
     gave_up: AtomicU64,
@@ -28,6 +30,8 @@ pub(super) struct Experts {
     threads: AtomicUsize,
     /// Backends that are open.
     backends: AtomicUsize,
+    /// The ring for long passes; the outer `None` while a backend has it.
+    ring: Mutex<Option<Option<Ring>>>,
 }
 
 impl Default for Experts {
@@ -35,10 +39,12 @@ impl Default for Experts {
         Self {
             cache: Mutex::new(Some(None)),
             told_no_cache: AtomicBool::new(false),
+            told_no_ring: AtomicBool::new(false),
             model_epoch: AtomicU64::new(1),
             gave_up: AtomicU64::new(0),
             threads: AtomicUsize::new(0),
             backends: AtomicUsize::new(0),
+            ring: Mutex::new(Some(None)),
         }
     }
 }
@@ -64,8 +70,9 @@ impl Device {
     pub(crate) fn drop_cache(&self) {
         self.experts.model_epoch.fetch_add(1, Ordering::Release);
         let cache = self.experts.cache.lock().as_mut().and_then(Option::take);
+        self.drop_ring();
         // Also when a backend has the cache: what it began to load may come from the memory that goes.
-        if let Some(driver) = self.opened_driver().filter(|_| self.may_cache())
+        if let Some(driver) = self.opened_driver()
             && driver.synchronize().is_err()
         {
             self.poison();
@@ -122,6 +129,50 @@ impl Device {
         if !self.experts.told_no_cache.swap(true, Ordering::Relaxed) {
             log::notice(&format!("{}: no cache: {reason}", self.label()));
         }
+    }
+
+    /// Takes the ring for long passes, made or grown for blocks of so many bytes; `None` while another backend has it, or without memory.
+    pub(crate) fn take_ring(&self, bytes: usize) -> Option<Ring> {
+        let old = self.experts.ring.lock().take()?;
+        if let Some(ring) = old.filter(|ring| ring.bytes() >= bytes) {
+            return Some(ring);
+        }
+        // The old one is gone: both may not fit.
+        match Ring::new(self, bytes) {
+            Ok(ring) => Some(ring),
+            Err(error) => {
+                *self.experts.ring.lock() = Some(None);
+                if !self.experts.told_no_ring.swap(true, Ordering::Relaxed) {
+                    log::notice(&format!(
+                        "{}: long prompts read experts from RAM as short ones do: {} MiB of staging are not to be had ({error})",
+                        self.label(),
+                        (Ring::DEPTH * bytes) >> 20
+                    ));
+                }
+                None
+            }
+        }
+    }
+
+    /// Gives the ring back.
+    pub(crate) fn put_ring(&self, ring: Ring) {
+        *self.experts.ring.lock() = Some(Some(ring));
+    }
+
+    /// Whether there is a ring that nobody has.
+    pub(crate) fn has_ring(&self) -> bool {
+        matches!(*self.experts.ring.lock(), Some(Some(_)))
+    }
+
+    /// Frees the ring, if nobody has it.
+    pub(crate) fn drop_ring(&self) {
+        let ring = self.experts.ring.lock().as_mut().and_then(Option::take);
+        drop(ring);
+    }
+
+    /// Whether a pass of so many tokens brings all experts to the device.
+    pub(crate) fn streams(&self, tokens: i64) -> bool {
+        u64::try_from(tokens).is_ok_and(|tokens| tokens >= self.config.stream_min_tokens)
     }
 
     /// A backend was opened.

@@ -1,7 +1,7 @@
 //! Experts: their bytes in host memory, the ways that bring them to the inner device, and what the cache of them needs to know.
 //!
 //! Owns: the host memory of expert buffers (`store`), its registration with the device (`pin`), the reading of expert ids (`ids`) and
-//! the plain path (`plain`). For the cache: the numbering of blocks ([`shape`]), lifetime heat ([`heat`]), what is worth a slot
+//! the plain path (`plain`), staging for long passes (`stage`). For the cache: the numbering of blocks ([`shape`]), lifetime heat ([`heat`]), what is worth a slot
 //! ([`policy`]), what lies in which slot and who may read it ([`residency`]), and what is remembered ([`statefile`], [`statestore`]).
 //! Invariants: expert weights have one home, host memory; whatever lies on the inner device is a copy that can be dropped.
 //! Threads: host memory is filled by the loader and read by the threads that run graphs; the host orders the two.
@@ -16,6 +16,7 @@ mod plain;
 pub mod policy;
 pub mod residency;
 pub mod shape;
+pub(crate) mod stage;
 pub mod statefile;
 pub mod statestore;
 mod store;

@@ -117,6 +117,16 @@ impl PlainPath {
         self.retired.extend(prepared.patches.into_iter().filter_map(Patch::retire));
     }
 
+    /// The stream is idle.
+    pub(crate) fn forget_retired(&mut self) {
+        self.retired.clear();
+    }
+
+    /// What nodes read that were handed on by another path is kept until the stream is idle, too.
+    pub(crate) fn retire_patches(&mut self, retired: impl Iterator<Item = Retired>) {
+        self.retired.extend(retired);
+    }
+
     /// What the inner stream may still look at, for another path that adds to it.
     pub(crate) fn take_retired(&mut self) -> Vec<Retired> {
         std::mem::take(&mut self.retired)
@@ -148,7 +158,7 @@ fn experts(weight: Tensor<'_>) -> usize {
 }
 
 /// Bytes of a weight in the scratch, the padding that kernels read included.
-fn slot_bytes(device: &Device, weight: Tensor<'_>) -> usize {
+pub(super) fn slot_bytes(device: &Device, weight: Tensor<'_>) -> usize {
     let padded = device.inner_buffer_type.alloc_size(weight).max(weight.bytes());
     padded + row_padding(weight)
 }
@@ -167,7 +177,7 @@ fn read_runs(product: Tensor<'_>, ids: Tensor<'_>, experts: usize) -> Result<Vec
 }
 
 /// Whether the rows of one expert lie between those of another, as in a permuted view: then no run of bytes is one expert.
-fn interleaves(weight: Tensor<'_>) -> bool {
+pub(super) fn interleaves(weight: Tensor<'_>) -> bool {
     let ([row, rows, ..], [_, row_bytes, expert_bytes, _]) = (weight.ne(), weight.nb());
     let rows_before_the_last = usize::try_from(rows - 1).unwrap_or(0);
     expert_bytes < rows_before_the_last * row_bytes + crate::abi::host().row_size(weight.type_(), row)

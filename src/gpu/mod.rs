@@ -74,6 +74,12 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Orders what is asked for from now on behind everything that the inner stream was given so far.
+    fn follow(&self, inner: &inner::Backend) -> Result<(), DriverError> {
+        inner.synchronize();
+        Ok(())
+    }
+
     /// The inner stream was given work that may use memory of this driver: memory that is dropped later waits for it.
     fn note_use(&self, _inner: &inner::Backend) -> Result<(), DriverError> {
         Ok(())
@@ -127,6 +133,14 @@ pub(crate) trait Memory: Send + Sync + fmt::Debug {
 pub(crate) trait Mark: Send + Sync + fmt::Debug {
     /// Whether all work in front of it is done. Never waits.
     fn is_reached(&self) -> Result<bool, DriverError>;
+
+    /// Orders what the inner stream is given from now on behind the mark.
+    fn hold(&self, _inner: &inner::Backend) -> Result<(), DriverError> {
+        while !self.is_reached()? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
 }
 
 /// A place that was reached when it was made.

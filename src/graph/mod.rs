@@ -10,7 +10,7 @@ mod block;
 mod plan;
 mod replay;
 
-pub use plan::{Plan, PlanCache, PlanKey, Step, plan};
+pub use plan::{Plan, PlanCache, PlanKey, Step, Treatment, plan};
 pub use replay::{ReplayLedger, Run};
 
 /// Identity of a tensor: equal for the same tensor, meaningless otherwise. Never dereferenced.

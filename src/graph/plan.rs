@@ -19,6 +19,15 @@ pub enum Step {
         /// The products whose experts are copied.
         products: Vec<usize>,
     },
+    /// A MoE block of so many tokens that all its experts are brought to the device, behind the work on the blocks before.
+    Streamed {
+        /// All its nodes.
+        range: Range<usize>,
+        /// Its products.
+        products: Vec<usize>,
+        /// Those whose experts must be copied when there is no memory to bring them all.
+        copied: Vec<usize>,
+    },
     /// A MoE block whose experts may be computed where they are: on the device those of the cache, in RAM the others.
     Cached {
         /// All its nodes.
@@ -34,7 +43,10 @@ impl Step {
     /// The nodes of this step.
     pub fn range(&self) -> Range<usize> {
         match self {
-            Self::Segment(range) | Self::Copied { range, .. } | Self::Cached { range, .. } => range.clone(),
+            Self::Segment(range)
+            | Self::Copied { range, .. }
+            | Self::Streamed { range, .. }
+            | Self::Cached { range, .. } => range.clone(),
         }
     }
 }
@@ -50,8 +62,19 @@ pub struct Plan {
     pub unrecognised: Vec<usize>,
 }
 
-/// Cuts a graph into steps. `cacheable` says of a block's products, in node order, whether the cache can compute the block.
-pub fn plan(nodes: &[Node], cacheable: &mut dyn FnMut(&[usize]) -> bool) -> Plan {
+/// How a block is to be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treatment {
+    /// Its experts are copied where the device does not read them in place.
+    Plain,
+    /// See [`Step::Streamed`].
+    Streamed,
+    /// See [`Step::Cached`].
+    Cached,
+}
+
+/// Cuts a graph into steps. `treat` says of a block's products, in node order, how the block is to be run.
+pub fn plan(nodes: &[Node], treat: &mut dyn FnMut(&[usize]) -> Treatment) -> Plan {
     let blocks = block::find(nodes);
     let mut in_block = vec![false; nodes.len()];
     let mut plan = Plan { blocks: blocks.len(), ..Plan::default() };
@@ -59,10 +82,12 @@ pub fn plan(nodes: &[Node], cacheable: &mut dyn FnMut(&[usize]) -> bool) -> Plan
     for block in blocks {
         block.products.iter().for_each(|&product| in_block[product] = true);
         let needs: Vec<usize> = block.products.iter().copied().filter(|&product| is_copied(&nodes[product])).collect();
-        if cacheable(&block.products) {
-            copied.push(Step::Cached { range: block.range, products: block.products, copied: needs });
-        } else if !needs.is_empty() {
-            copied.push(Step::Copied { range: block.range, products: needs });
+        let (range, products) = (block.range, block.products);
+        match treat(&products) {
+            Treatment::Cached => copied.push(Step::Cached { range, products, copied: needs }),
+            Treatment::Streamed => copied.push(Step::Streamed { range, products, copied: needs }),
+            Treatment::Plain if needs.is_empty() => {}
+            Treatment::Plain => copied.push(Step::Copied { range, products: needs }),
         }
     }
     for (index, node) in nodes.iter().enumerate().filter(|(index, _)| !in_block[*index]) {
@@ -194,7 +219,7 @@ mod tests {
     proptest! {
         #[test]
         fn steps_cover_every_node_once_in_order(nodes in arbitrary_graph()) {
-            let plan = plan(&nodes, &mut |_| false);
+            let plan = plan(&nodes, &mut |_| Treatment::Plain);
             let covered: Vec<usize> = plan.steps.iter().flat_map(Step::range).collect();
             prop_assert_eq!(covered, (0..nodes.len()).collect::<Vec<_>>());
             prop_assert!(plan.steps.iter().all(|step| !step.range().is_empty()));
@@ -203,10 +228,10 @@ mod tests {
         #[test]
         fn every_product_that_must_be_copied_is_copied_once(nodes in arbitrary_graph()) {
             let mut handled = 0;
-            for step in &plan(&nodes, &mut |_| false).steps {
+            for step in &plan(&nodes, &mut |_| Treatment::Plain).steps {
                 match step {
                     Step::Segment(range) => prop_assert!(!nodes[range.clone()].iter().any(is_copied)),
-                    Step::Cached { .. } => prop_assert!(false, "nothing is cacheable here"),
+                    Step::Cached { .. } | Step::Streamed { .. } => prop_assert!(false, "all are plain here"),
                     Step::Copied { range, products } => {
                         let inside: Vec<usize> = range.clone().filter(|&index| is_copied(&nodes[index])).collect();
                         prop_assert_eq!(&inside, products);
@@ -219,7 +244,7 @@ mod tests {
 
         #[test]
         fn nobody_inside_a_block_reads_its_results_but_its_own_nodes(nodes in arbitrary_graph()) {
-            for step in plan(&nodes, &mut |_| false).steps {
+            for step in plan(&nodes, &mut |_| Treatment::Plain).steps {
                 if let Step::Copied { range, products } = step {
                     for index in range.clone().filter(|&index| nodes[index].kind == Kind::Foreign) {
                         prop_assert!(!nodes[index].reads.iter().any(|read| products.contains(read)));
@@ -230,7 +255,7 @@ mod tests {
 
         #[test]
         fn the_ids_of_a_block_stay_as_they_were_read(nodes in arbitrary_graph()) {
-            for step in plan(&nodes, &mut |_| false).steps {
+            for step in plan(&nodes, &mut |_| Treatment::Plain).steps {
                 if let Step::Copied { range, products } = step {
                     let owners: Vec<_> = products.iter().filter_map(|&index| match nodes[index].kind {
                         Kind::ExpertProduct { ids, .. } => Some(ids.owner),
@@ -246,7 +271,7 @@ mod tests {
 
         #[test]
         fn blocks_and_products_outside_are_all_products(nodes in arbitrary_graph()) {
-            let plan = plan(&nodes, &mut |_| false);
+            let plan = plan(&nodes, &mut |_| Treatment::Plain);
             let is_product = |index: usize| matches!(nodes[index].kind, Kind::ExpertProduct { .. });
             prop_assert!(plan.unrecognised.iter().all(|&index| is_product(index)));
             prop_assert!(plan.unrecognised.windows(2).all(|pair| pair[0] < pair[1]));
@@ -264,7 +289,7 @@ mod tests {
                 }
                 node
             }).collect();
-            prop_assert!(plan(&in_place, &mut |_| false).steps.len() <= 1);
+            prop_assert!(plan(&in_place, &mut |_| Treatment::Plain).steps.len() <= 1);
         }
     }
 

@@ -29,6 +29,8 @@ pub struct Counters {
     pub cpu_bytes: u64,
     /// Bytes of weights loaded into the cache.
     pub upload_bytes: u64,
+    /// MoE blocks of long passes, whose experts were brought as a whole.
+    pub streamed_blocks: u64,
     /// Parts that the inner backend captured as CUDA graphs (a lower bound, see `graph::ReplayLedger`).
     pub graphs_captured: u64,
     /// Parts that it replayed.
@@ -54,6 +56,7 @@ impl Counters {
             ("misses", self.misses),
             ("cpu_bytes", self.cpu_bytes),
             ("upload_bytes", self.upload_bytes),
+            ("streamed_blocks", self.streamed_blocks),
             ("graphs_captured", self.graphs_captured),
             ("graphs_replayed", self.graphs_replayed),
             ("graphs_reset", self.graphs_reset),

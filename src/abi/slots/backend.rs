@@ -260,7 +260,7 @@ unsafe fn is_ours(backend: *mut api3::ggml_backend) -> bool {
 
 unsafe extern "C" fn synchronize(backend: *mut api3::ggml_backend) {
     let body = |backend: &Backend| {
-        backend.inner.synchronize();
+        backend.synchronize();
         Ok::<_, CallError>(())
     };
     // SAFETY: as in `get_name`.

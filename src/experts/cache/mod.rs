@@ -20,13 +20,13 @@ use std::sync::Arc;
 use super::HostMemory;
 use super::heat::Heat;
 use super::policy::{Admission, Policy, Pool, Settings};
-use super::residency::{LoadError, Reader, Residency};
+use super::residency::{LoadError, Reader, Residency, State};
 use super::shape::{Block, Group, GroupId, Shape};
 use crate::abi::tensor::Tensor;
 use crate::buffer::{Buffer, BufferError};
 use crate::cpu::team::{self, Team};
 use crate::device::Device;
-use crate::gpu::Mark;
+use crate::gpu::{Mark, Place};
 use crate::graph::TensorKey;
 use crate::telemetry::log;
 
@@ -274,6 +274,14 @@ impl Cache {
             && biases == (gate.is_some_and(|gate| gate.bias.is_some()), up.bias.is_some())
     }
 
+    /// The blocks of which a weight in RAM is a part, and its plane.
+    pub(crate) fn locate(&self, address: usize) -> Option<Located<'_>> {
+        let plane = |weights: &Weights| weights.matrices.iter().position(|matrix| matrix.address == address);
+        let groups = self.weights.iter().zip(0_u32..);
+        let (group, plane) = groups.filter_map(|(weights, group)| Some((GroupId(group), plane(weights)?))).next()?;
+        Some(Located { cache: self, group, plane })
+    }
+
     /// A graph starts: what was loaded meanwhile can be seen by it.
     pub(crate) fn start(&mut self) -> Result<Reader, BufferError> {
         while let Some(upload) = self.uploads.front() {
@@ -349,6 +357,23 @@ impl Cache {
         }
         self.uploads.push_back(Upload { block, mark: device.driver().mark()? });
         Ok(bytes)
+    }
+}
+
+/// A weight in RAM whose experts the cache may hold.
+pub(crate) struct Located<'c> {
+    cache: &'c Cache,
+    group: GroupId,
+    plane: usize,
+}
+
+impl Located<'_> {
+    /// Where an expert lies on the device, for copies by the driver: what is on its way there will have arrived.
+    pub(crate) fn find(&self, expert: usize) -> Option<Place<'_>> {
+        let block = self.cache.policy.shape().block(self.group, u32::try_from(expert).ok()?)?;
+        let (State::Resident(slot) | State::Loading(slot)) = self.cache.residency.state(block) else { return None };
+        let pool = &self.cache.pools[usize::from(self.cache.weights[self.group.0 as usize].pool)];
+        pool.planes.get(self.plane).map(|plane| plane.place(slot.0))
     }
 }
 

@@ -153,6 +153,18 @@ impl Driver for Cuda {
         Ok(())
     }
 
+    fn follow(&self, inner: &inner::Backend) -> Result<(), DriverError> {
+        if !inner.has_events() {
+            inner.synchronize();
+            return Ok(());
+        }
+        // One of its own for each time: other threads order other streams meanwhile. The driver keeps it for as long as it is waited for.
+        let event = Event::new(&self.context)?;
+        // SAFETY: ggml's CUDA events carry a CUevent, and this is one of the same device's primary context.
+        unsafe { inner.record_foreign(event.as_ptr()) };
+        self.stream.wait(&event)
+    }
+
     fn note_use(&self, inner: &inner::Backend) -> Result<(), DriverError> {
         if !inner.has_events() {
             inner.synchronize(); // nothing can mark the place, so nothing is left to wait for

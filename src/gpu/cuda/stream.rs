@@ -10,6 +10,7 @@ use super::super::{DriverError, Mark, Rows};
 use super::context::Context;
 use super::failed;
 use super::launch::Kernels;
+use crate::abi::inner;
 
 /// A stream and the kernels that run on it.
 #[derive(Debug)]
@@ -120,6 +121,14 @@ impl Stream {
             .map_err(failed("cuMemcpyAsync"))
     }
 
+    /// Orders what is queued from now on behind an event.
+    pub(super) fn wait(&self, event: &Event) -> Result<(), DriverError> {
+        self.context.enter()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: a stream and an event of the current context.
+        unsafe { result::stream::wait_event(self.stream, event.event, flags) }.map_err(failed("cuStreamWaitEvent"))
+    }
+
     /// Waits for everything on this stream.
     pub(super) fn synchronize(&self) -> Result<(), DriverError> {
         self.context.enter()?;
@@ -192,6 +201,15 @@ impl Event {
 impl Mark for Event {
     fn is_reached(&self) -> Result<bool, DriverError> {
         Event::is_reached(self)
+    }
+
+    fn hold(&self, inner: &inner::Backend) -> Result<(), DriverError> {
+        if !inner.has_events() {
+            return self.synchronize();
+        }
+        // SAFETY: ggml's CUDA events carry a CUevent, and this is one of the same device's primary context.
+        unsafe { inner.wait_foreign(self.as_ptr()) };
+        Ok(())
     }
 }
 

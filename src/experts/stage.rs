@@ -1,0 +1,185 @@
+//! Staging for long passes: the experts of a block are brought to the device as a whole, behind the work on the blocks before it.
+//!
+//! Owns: the ring of buffers, each as large as the experts of the largest block, and the copies that fill them: experts that the cache holds come
+//! from its arena, the others from RAM.
+//! Invariants: a buffer is written when the stream has passed the block that read it last (`fill` is called behind it); a block runs when its
+//! buffer is full (`open`). Experts keep their place within the tensor, so the host's ids stay valid and nobody reads them.
+//! Threads: the one that drives the backend. Does not: choose which passes are long (`backend` does).
+// UNSAFETY: addresses of RAM are handed to copies; the block says what bounds them.
+#![expect(unsafe_code, reason = "addresses of RAM are handed to copies")]
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::cache::Cache;
+use super::plain;
+use crate::abi::inner;
+use crate::abi::tensor::{Patch, Tensor};
+use crate::buffer::{Buffer, BufferError};
+use crate::device::Device;
+use crate::gpu::{Mark, Memory, Place, Rows};
+use crate::graph::TensorKey;
+
+/// Buffers of a ring: one is read while the other is filled.
+const DEPTH: usize = 2;
+/// Alignment of tensors in a buffer.
+const ALIGNMENT: usize = 256;
+/// What drivers take into memory of their own at once.
+const TAKEN_BYTES: usize = 256 << 10;
+
+/// The ring of one device.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    buffers: Vec<Staging>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Staging {
+    memory: Box<dyn Memory>,
+    full: Option<Box<dyn Mark>>,
+}
+
+/// A block whose experts are brought as a whole.
+#[derive(Debug)]
+pub(crate) struct Brought<'a> {
+    products: Vec<Tensor<'a>>,
+    /// Its distinct weights, and where in a buffer each lies.
+    weights: Vec<(Tensor<'a>, usize)>,
+    bytes: usize,
+}
+
+impl<'a> Brought<'a> {
+    /// The block of these products; `None` if a weight does not lie in RAM as whole experts.
+    pub(crate) fn new(device: &Device, products: Vec<Tensor<'a>>) -> Option<Self> {
+        let (mut weights, mut bytes) = (Vec::<(Tensor<'_>, usize)>::new(), 0);
+        for product in &products {
+            let weight = product.source(0)?;
+            weight.our_buffer().and_then(Buffer::host)?;
+            if plain::interleaves(weight) || !weight.is_contiguous() {
+                return None;
+            }
+            if weights.iter().all(|(known, _)| known.key() != weight.key()) {
+                weights.push((weight, bytes));
+                bytes = (bytes + plain::slot_bytes(device, weight)).next_multiple_of(ALIGNMENT);
+            }
+        }
+        Some(Self { products, weights, bytes })
+    }
+
+    /// Bytes that it takes in a buffer.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn place(&self, weight: TensorKey) -> Option<usize> {
+        self.weights.iter().find(|(known, _)| known.key() == weight).map(|(_, offset)| *offset)
+    }
+}
+
+impl Ring {
+    /// Blocks whose experts may be on their way at once.
+    pub(crate) const DEPTH: usize = DEPTH;
+
+    /// A ring for blocks of at most `bytes` bytes.
+    pub(crate) fn new(device: &Device, bytes: usize) -> Result<Self, BufferError> {
+        let buffers = (0..DEPTH)
+            .map(|_| Ok(Staging { memory: Buffer::device_memory(device, bytes)?, full: None }))
+            .collect::<Result<_, BufferError>>()?;
+        Ok(Self { buffers, bytes })
+    }
+
+    /// The largest block that fits.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Begins to bring a block's experts into the buffer of its number. Returns the bytes that come from RAM.
+    pub(crate) fn fill(
+        &mut self,
+        device: &Device,
+        number: usize,
+        block: &Brought<'_>,
+        cache: Option<&Cache>,
+    ) -> Result<u64, BufferError> {
+        let buffer = &mut self.buffers[number % DEPTH];
+        let mut from_ram = 0;
+        for &(weight, offset) in &block.weights {
+            let target = Place { memory: &*buffer.memory, address: buffer.memory.base() + offset };
+            from_ram += bring(device, weight, target, cache)?;
+        }
+        buffer.full = Some(device.driver().mark()?);
+        Ok(from_ram)
+    }
+
+    /// Makes the inner stream wait for the buffer of a block, and the block's products read it. Returns a number that stands for it.
+    pub(crate) fn open<'a>(
+        &self,
+        inner: &inner::Backend,
+        number: usize,
+        block: &Brought<'a>,
+    ) -> Result<(Vec<Patch<'a>>, u64), BufferError> {
+        let buffer = &self.buffers[number % DEPTH];
+        if let Some(full) = &buffer.full {
+            full.hold(inner)?;
+        }
+        let mut hasher = DefaultHasher::new();
+        let mut patches = Vec::with_capacity(block.products.len());
+        for product in &block.products {
+            let offset = product.source(0).and_then(|weight| block.place(weight.key())).unwrap_or(0);
+            let address = buffer.memory.base() + offset;
+            patches.extend(Patch::new(*product, 0, address, buffer.memory.passport()));
+            (product.key(), address).hash(&mut hasher);
+        }
+        Ok((patches, hasher.finish()))
+    }
+}
+
+/// Copies all experts of a weight, and zeroes what kernels read behind the last.
+fn bring(device: &Device, weight: Tensor<'_>, target: Place<'_>, cache: Option<&Cache>) -> Result<u64, BufferError> {
+    let (experts, expert_bytes) = (usize::try_from(weight.ne()[2]).unwrap_or(0), weight.nb()[2]);
+    let at = |expert: usize| Place { address: target.address + expert * expert_bytes, ..target };
+    let located = cache.and_then(|cache| cache.locate(weight.data()));
+    let resident = |expert: usize| located.as_ref().and_then(|located| located.find(expert));
+    let mut from_ram = 0;
+    let mut first = 0;
+    while first < experts {
+        if let Some(source) = resident(first)
+            && device.driver().copy(at(first), source, expert_bytes)?
+        {
+            first += 1;
+            continue;
+        }
+        let mut end = first + 1;
+        while end < experts && resident(end).is_none() {
+            end += 1;
+        }
+        let bytes = (end - first) * expert_bytes;
+        upload(device, at(first), weight.data() + first * expert_bytes, bytes)?;
+        from_ram += bytes as u64;
+        first = end;
+    }
+    let whole = weight.bytes();
+    let padding = Place { address: target.address + whole, ..target };
+    device.driver().fill(padding, 0, plain::slot_bytes(device, weight) - whole)?;
+    Ok(from_ram)
+}
+
+/// Copies from RAM of the model.
+fn upload(device: &Device, target: Place<'_>, source: usize, bytes: usize) -> Result<(), BufferError> {
+    let source = core::ptr::with_exposed_provenance::<core::ffi::c_void>(source);
+    // SAFETY: the bytes are experts of a weight that lies in RAM of the model, which stays while graphs run on it; the driver is waited for
+    // before it goes (`Device::drop_cache`).
+    if unsafe { device.driver().upload(target, source, Rows::one(bytes)) }.is_ok() {
+        return Ok(());
+    }
+    // CUDA refuses a copy from memory of which a part is registered, as it is while registration goes on behind us.
+    let mut done = 0;
+    while done < bytes {
+        let piece = TAKEN_BYTES.min(bytes - done);
+        let place = Place { address: target.address + done, ..target };
+        // SAFETY: as above.
+        unsafe { device.driver().upload_taking(place, source.wrapping_byte_add(done), Rows::one(piece)) }?;
+        done += piece;
+    }
+    Ok(())
+}
