@@ -46,7 +46,8 @@ impl Backend {
             return None;
         };
         let known = blocks.iter().all(|block| cache.knows(nodes, block));
-        let reader = if known { cache.start().ok() } else { None };
+        let reader =
+            if known { cache.catch_up(self.device, &self.inner).and_then(|()| cache.start()).ok() } else { None };
         let Some(reader) = reader else {
             self.device.put_cache(Some(cache));
             return None;
@@ -59,6 +60,7 @@ impl Backend {
         let bytes = match self.device.cache_size() {
             CacheSize::Off => return None,
             CacheSize::Mib(mib) => mib << 20,
+            CacheSize::SlotsPerLayer(slots) => Cache::bytes_for(nodes, blocks, slots),
             CacheSize::Auto => {
                 if !self.device.is_gpu() {
                     return None;

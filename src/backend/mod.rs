@@ -288,6 +288,7 @@ impl Drop for Backend {
         if let Some(driver) = self.device.opened_driver() {
             driver.forget(&self.inner);
         }
+        self.device.remember();
         if log::shows(LogDetail::Debug) {
             let summary = self.counters().json(self.device.label(), &self.device.inner_name);
             log::debug(&format!("summary {summary}"));

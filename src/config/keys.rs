@@ -2,6 +2,7 @@
 //!
 //! `docs/keys.md` and the command's `keys` are generated from it, so they cannot disagree with the parser.
 
+use super::expert_keys as experts;
 use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail};
 
 /// One key of `GGML_MOE`.
@@ -134,6 +135,20 @@ pub static KEYS: &[Key] = &[
             Ok(())
         },
     },
+    experts::EXPERT_CACHE,
+    experts::POLICY,
+    experts::WINDOW,
+    experts::ADMIT,
+    experts::SWAPS_PER_STEP,
+    experts::WAIT_SWAPS,
+    experts::SWAP_LEAD,
+    experts::UPLOAD_SHARE,
+    experts::UPLOAD_CHUNK_KB,
+    experts::GOVERNOR,
+    experts::RETEST,
+    experts::STATE_FILE,
+    experts::FIXED,
+    experts::LINK_GBS,
     Key {
         name: "replay",
         default: "none",

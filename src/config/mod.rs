@@ -5,9 +5,12 @@
 //! Threads: none; everything here is a pure function of its input.
 //! Does not: read the environment or print (the entry point does), or know any host type.
 
+mod expert_keys;
+mod experts;
 mod keys;
 mod parse;
 
+pub use experts::{ExpertSettings, PolicyOrder, StateFile};
 pub use keys::{KEYS, Key, markdown};
 pub use parse::{Notice, parse};
 pub(crate) use parse::{shown, turns_line};
@@ -74,6 +77,8 @@ pub enum CacheSize {
     Off,
     /// So many MiB.
     Mib(usize),
+    /// Room for so many experts of each layer.
+    SlotsPerLayer(u32),
 }
 
 /// The resolved settings of this process.
@@ -93,6 +98,8 @@ pub struct Config {
     pub vram_reserve_mb: u64,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
+    /// What is learned, how uploads are bounded, who decides.
+    pub experts: ExpertSettings,
     /// A preset of the simulator whose routing replaces the model's (benchmarks only).
     pub replay: Option<&'static crate::sim::Preset>,
     /// What the CUDA driver is made to look like (tests only).
@@ -119,6 +126,7 @@ impl Default for Config {
             cache: CacheSize::Off,
             vram_reserve_mb: 384,
             threads: None,
+            experts: ExpertSettings::default(),
             replay: None,
             debug_cuda: None,
             debug_panic: None,

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::Device;
 use crate::abi::inner::DeviceKind;
-use crate::config::CacheSize;
+use crate::config::{CacheSize, ExpertSettings};
 use crate::cpu::{team, threads};
 use crate::experts::cache::Cache;
 use crate::telemetry::log;
@@ -70,11 +70,21 @@ impl Device {
         drop(cache);
     }
 
+    /// A backend ends, and maybe the process: what the cache learned is brought into its file.
+    pub(crate) fn remember(&self) {
+        if let Some(mut cache) = self.take_cache() {
+            if let Some(cache) = &mut cache {
+                cache.remember();
+            }
+            self.put_cache(cache);
+        }
+    }
+
     /// Whether graphs are to be cut for a cache.
     pub(crate) fn may_cache(&self) -> bool {
         match self.config.cache {
             CacheSize::Off => false,
-            CacheSize::Mib(_) => true,
+            CacheSize::Mib(_) | CacheSize::SlotsPerLayer(_) => true,
             CacheSize::Auto => self.is_gpu(),
         }
     }
@@ -82,6 +92,16 @@ impl Device {
     /// What the user wants of the cache.
     pub(crate) fn cache_size(&self) -> CacheSize {
         self.config.cache
+    }
+
+    /// What the user set about the cache beside its size.
+    pub(crate) fn expert_settings(&self) -> &ExpertSettings {
+        &self.config.experts
+    }
+
+    /// Whether the link is made to look slow (benchmarks only): then nothing is read over it in place.
+    pub(crate) fn slows_link(&self) -> bool {
+        self.config.experts.link_gbs.is_some()
     }
 
     /// Whose routing replaces the model's (benchmarks only).

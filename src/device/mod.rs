@@ -68,8 +68,8 @@ pub(crate) struct Device {
     pub(crate) captures_graphs: bool,
     /// Whether the inner backend's code looks for its own object behind the buffer of each tensor.
     lends_contexts: bool,
-    /// Why the driver is not the one for this kind of device, if so.
-    driver_reason: OnceLock<String>,
+    /// Why the driver is not the one for this kind of device, if so, and what the link was made to look like.
+    driver_lines: OnceLock<Vec<String>>,
     layout_epoch: AtomicU64,
     experts: Experts,
 }
@@ -127,7 +127,7 @@ impl Device {
             driver: OnceLock::new(),
             captures_graphs: inner.provider() == "CUDA",
             lends_contexts: inner.provider() == "Vulkan",
-            driver_reason: OnceLock::new(),
+            driver_lines: OnceLock::new(),
             layout_epoch: AtomicU64::new(1),
             experts: Experts::default(),
         }
@@ -247,11 +247,10 @@ impl Device {
     /// The driver of the inner device's memory; opened at the first use, because loading the plugin must touch no device.
     pub(crate) fn driver(&self) -> &dyn Driver {
         let driver = self.driver.get_or_init(|| {
-            let (driver, reason) = gpu::open(&self.inner, self.inner_buffer_type, self.config.debug_cuda);
-            if let Some(reason) = reason {
-                // Told with the first graph; nobody else sets it, since the driver is opened once.
-                let _ = self.driver_reason.set(format!("memory goes through {}: {reason}", driver.name()));
-            }
+            let (fault, link_gbs) = (self.config.debug_cuda, self.config.experts.link_gbs);
+            let (driver, lines) = gpu::open(&self.inner, self.inner_buffer_type, fault, link_gbs);
+            // Told with the first graph; nobody else sets it, since the driver is opened once.
+            let _ = self.driver_lines.set(lines);
             driver
         });
         &**driver
@@ -331,8 +330,8 @@ impl Device {
                     self.label(),
                     self.inner_name,
                 ));
-                if let Some(reason) = self.driver_reason.get() {
-                    log::notice(&format!("{}: {reason}", self.label()));
+                for line in self.driver_lines.get().into_iter().flatten() {
+                    log::notice(&format!("{}: {line}", self.label()));
                 }
             }
         }

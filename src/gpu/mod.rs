@@ -2,7 +2,7 @@
 //!
 //! Owns: the [`Driver`] contract and the choice of a driver for an inner device ([`open`]).
 //! Drivers share one set of notions: `cuda` (driver API; memory in our own reservations of address space), `generic` (ggml's
-//! own functions; any device) and `fake` (in process, for tests: deterministic, faults on demand, work done as late as allowed).
+//! own functions; any device), `slow` (in front of another, for benchmarks) and `fake` (in process, for tests: deterministic, faults on demand, work done as late as allowed).
 //! Invariants: see the contract. Threads: any; each driver orders its own work.
 //! Does not: know tensors, experts or graphs.
 // UNSAFETY: the contract passes raw host memory; callers vouch for it.
@@ -12,6 +12,7 @@ pub(crate) mod cuda;
 #[cfg(test)]
 mod fake;
 mod generic;
+mod slow;
 #[cfg(test)]
 mod suite;
 
@@ -219,8 +220,23 @@ pub(crate) enum DriverError {
     },
 }
 
-/// The driver for an inner device, and why it is not a better one, if so.
+/// The driver for an inner device, with a link that looks as slow as asked for, and what there is to tell about it.
 pub(crate) fn open(
+    device: &inner::Device,
+    buffer_type: inner::BufferType,
+    fault: Option<CudaFault>,
+    link_gbs: Option<f32>,
+) -> (Box<dyn Driver>, Vec<String>) {
+    let (driver, reason) = open_at_full_speed(device, buffer_type, fault);
+    let mut lines: Vec<String> =
+        reason.into_iter().map(|reason| format!("memory goes through {}: {reason}", driver.name())).collect();
+    let Some(gbs) = link_gbs else { return (driver, lines) };
+    let (driver, line) = slow::slow_down(driver, gbs);
+    lines.push(line);
+    (driver, lines)
+}
+
+fn open_at_full_speed(
     device: &inner::Device,
     buffer_type: inner::BufferType,
     fault: Option<CudaFault>,

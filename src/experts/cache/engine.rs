@@ -27,7 +27,6 @@ use crate::cpu::shape::{After, Group, Job, JobError, Matrix, Pair, Shape, Table}
 use crate::device::Device;
 use crate::experts::residency::Reader;
 use crate::experts::shape::GroupId;
-use crate::gpu::{Place, Rows};
 
 /// A block could not be computed.
 #[derive(Debug, thiserror::Error)]
@@ -312,7 +311,7 @@ unsafe impl Send for Weights {}
 unsafe impl Sync for Weights {}
 
 impl Weights {
-    fn of(&self, expert: u32) -> Group {
+    pub(super) fn of(&self, expert: u32) -> Group {
         let at = |weight: &Weight| {
             core::ptr::with_exposed_provenance::<u8>(weight.address + expert as usize * weight.expert_bytes)
         };
@@ -340,29 +339,6 @@ fn ids_bytes(ids: Tensor<'_>) -> usize {
 pub(super) fn input_bytes(product: Tensor<'_>) -> usize {
     product.source(1).map_or(0, |input| input.nb()[2])
 }
-
-/// Copies an expert's matrix to its slot.
-pub(super) fn upload(device: &Device, target: Place<'_>, source: usize, bytes: usize) -> Result<(), BufferError> {
-    let source = core::ptr::with_exposed_provenance::<c_void>(source);
-    // SAFETY: the bytes lie in RAM of the model, which stays while the cache is current; it is dropped, and the driver waited for, before.
-    let whole = unsafe { device.driver().upload(target, source, Rows::one(bytes)) };
-    if whole.is_ok() {
-        return Ok(());
-    }
-    // CUDA refuses a copy from memory of which a part is registered, as it is while registration goes on behind us.
-    let mut done = 0;
-    while done < bytes {
-        let piece = TAKEN_BYTES.min(bytes - done);
-        let place = Place { address: target.address + done, ..target };
-        // SAFETY: as above.
-        unsafe { device.driver().upload_taking(place, source.wrapping_byte_add(done), Rows::one(piece)) }?;
-        done += piece;
-    }
-    Ok(())
-}
-
-/// What drivers take into memory of their own at once.
-const TAKEN_BYTES: usize = 256 << 10;
 
 fn passport(tensor: Tensor<'_>) -> Option<Passport> {
     tensor.our_buffer()?.memory().map(|memory| memory.passport())

@@ -9,15 +9,20 @@
 
 mod arena;
 mod engine;
+mod identity;
 mod lane;
+mod learned;
+mod pace;
 pub(crate) mod pattern;
+mod rates;
+mod steering;
+mod uploads;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::HostMemory;
-use super::heat::Heat;
-use super::policy::{Admission, Policy, Pool, Settings};
+use super::policy::{Admission, Policy, Pool};
 use super::residency::{LoadError, Reader, Residency};
 use super::shape::{Block, Group, GroupId, Shape};
 use crate::abi::tensor::Tensor;
@@ -29,8 +34,10 @@ use crate::graph::TensorKey;
 use crate::telemetry::log;
 
 use arena::{Matrix, PoolMemory};
+use identity::Identity;
 use lane::Lane;
 use pattern::Pattern;
+use steering::Steering;
 
 pub(crate) use engine::{BlockRun, EngineError, suits};
 
@@ -65,6 +72,8 @@ struct Weights {
 struct Upload {
     block: Block,
     mark: Box<dyn Mark>,
+    /// How many graphs had ended when it began.
+    graph: u64,
 }
 
 /// The cache of one device, for one model.
@@ -83,6 +92,11 @@ pub(crate) struct Cache {
     lane: Lane,
     team: Arc<Team>,
     replay: Option<Replay>,
+    /// Graphs that ended.
+    graph: u64,
+    /// Bytes whose upload began outside of what is counted.
+    uncounted_bytes: u64,
+    steering: Steering,
 }
 
 /// A simulated routing that replaces the model's, for benchmarks.
@@ -152,9 +166,12 @@ impl Cache {
         let mut groups = Vec::new();
         let mut weights = Vec::new();
         let mut keys = HashMap::new();
+        let (mut identity, mut names) = (Identity::new(), Vec::new());
         let mut lane = lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len() };
         for block in blocks {
             let tensors = planes(nodes, block)?;
+            tensors.iter().for_each(|weight| identity.add_weight(*weight));
+            names.push(tensors.first().map_or_else(String::new, Tensor::name));
             let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(*weight)).collect();
             let pool = kinds.iter().position(|known| *known == matrices).unwrap_or_else(|| {
                 kinds.push(matrices);
@@ -189,7 +206,7 @@ impl Cache {
         for (number, pool) in (0_u16..).zip(&pools) {
             residency.set_slots(number, pool.slots);
         }
-        let heat = Heat::new(shape.blocks());
+        let (steering, heat) = Steering::new(device, &shape, identity, names);
         let replay = device.replay().and_then(|preset| Replay::new(preset, &shape));
         if let Some(preset) = device.replay() {
             let how = if replay.is_some() { "REPLACED BY" } else { "NOT REPLACED (OTHER SHAPE) BY" };
@@ -199,11 +216,11 @@ impl Cache {
                 preset.name
             ));
         }
-        let cache = Self {
+        let mut cache = Self {
             model_epoch: device.model_epoch(),
             groups: keys,
             weights,
-            policy: Policy::new(shape, &sizes, Settings::default(), heat),
+            policy: Policy::new(shape, &sizes, pace::policy_settings(device.expert_settings()), heat),
             residency,
             pools,
             uploads: VecDeque::new(),
@@ -212,9 +229,30 @@ impl Cache {
             lane: Lane::new(device, lane)?,
             team,
             replay,
+            graph: 0,
+            uncounted_bytes: 0,
+            steering,
         };
         cache.announce(device, bytes);
+        cache.set_out(device);
         Ok(cache)
+    }
+
+    /// The bytes that so many slots for each layer take.
+    pub(crate) fn bytes_for(nodes: &[Tensor<'_>], blocks: &[Candidate], slots: u32) -> usize {
+        let mut kinds: Vec<Vec<Matrix>> = Vec::new();
+        let mut bytes = 0;
+        for block in blocks {
+            let Ok(tensors) = planes(nodes, block) else { continue };
+            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(*weight)).collect();
+            let experts = tensors.first().and_then(|weight| usize::try_from(weight.ne()[2]).ok()).unwrap_or(0);
+            bytes += PoolMemory::block_bytes(&matrices) * experts.min(slots as usize);
+            if !kinds.contains(&matrices) {
+                bytes += PoolMemory::block_bytes(&matrices) * arena::ZERO_SLOTS as usize;
+                kinds.push(matrices);
+            }
+        }
+        bytes
     }
 
     fn announce(&self, device: &Device, bytes: usize) {
@@ -241,6 +279,7 @@ impl Cache {
 
     /// A graph starts: what was loaded meanwhile can be seen by it.
     pub(crate) fn start(&mut self) -> Result<Reader, BufferError> {
+        self.begin_step();
         while let Some(upload) = self.uploads.front() {
             if !upload.mark.is_reached()? {
                 break;
@@ -261,6 +300,7 @@ impl Cache {
             None => return Ok(0),
         }
         let mut bytes = 0;
+        let timing = self.time_uploads(device, self.waiting.iter().copied())?;
         for _ in 0..self.waiting.len() {
             let Some(block) = self.waiting.pop_front() else { break };
             match self.residency.load(block) {
@@ -269,6 +309,7 @@ impl Cache {
                 Err(LoadError::Present) => {}
             }
         }
+        self.stop_timing(device, timing, bytes)?;
         Ok(bytes)
     }
 
@@ -282,7 +323,10 @@ impl Cache {
         if self.uploads.len() + self.waiting.len() < 2 * PRELOAD_PER_STEP {
             admissions.extend_from_slice(self.policy.preload(PRELOAD_PER_STEP));
         }
-        let mut bytes = 0;
+        let mut bytes = std::mem::take(&mut self.uncounted_bytes);
+        self.end_step(tokens);
+        let timing = self.time_uploads(device, admissions.iter().map(|admission| admission.block))?;
+        let before = bytes;
         for admission in admissions {
             if let Some(evicted) = admission.evicts {
                 self.residency.leave(evicted);
@@ -293,6 +337,7 @@ impl Cache {
                 Err(LoadError::Present) => {}
             }
         }
+        self.stop_timing(device, timing, bytes - before)?;
         Ok(bytes)
     }
 
@@ -303,10 +348,10 @@ impl Cache {
         let mut bytes = 0;
         for (plane, weight) in pool.planes.iter().zip(&weights.matrices) {
             let source = weight.address + expert as usize * weight.expert_bytes;
-            engine::upload(device, plane.place(slot), source, weight.expert_bytes)?;
+            uploads::upload(device, plane.place(slot), source, weight.expert_bytes)?;
             bytes += weight.expert_bytes as u64;
         }
-        self.uploads.push_back(Upload { block, mark: device.driver().mark()? });
+        self.uploads.push_back(Upload { block, mark: device.driver().mark()?, graph: self.graph });
         Ok(bytes)
     }
 }

@@ -257,6 +257,11 @@ impl Policy {
         }
     }
 
+    /// The mode.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
     /// Rates were measured. Not called when decisions must not depend on time.
     pub fn set_rates(&mut self, rates: Rates) {
         self.budget.set_rates(rates);
