@@ -117,3 +117,76 @@ fn what_cannot_be_simulated_is_told() {
     assert!(refused(&["sim", path]).contains("no .npy file"));
     assert!(refused(&["sim", path, "--redraw", "all"]).contains("go with a preset"));
 }
+
+const STATE: &str = "format = 1\n\n[model aa11]\nstamp = 5\ntokens = 100\nheat.blk.10.gate = 0 0 0 0 0 0 0 0 0 0\nheat.blk.9.gate = 600 200 50 50 50 \
+                     50 0 0 0 0\n\n[model ab22]\nstamp = 5\ntokens = 300\nheat.g = 1 1 1 1\n";
+
+#[test]
+fn a_state_is_shown() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("s.ini");
+    std::fs::write(&file, STATE).expect("written");
+    let file = file.to_str().expect("text");
+    let text = printed(&["state", "show", "--file", file]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], format!("{file}: 2 models"));
+    assert!(lines[2].starts_with("model aa11: 100 tokens, 20 experts in 2 layers, last used "), "{text}");
+    let row = |name: &str| -> Vec<&str> {
+        let found = lines.iter().find(|line| line.trim_start().starts_with(name));
+        found.unwrap_or_else(|| panic!("{text}")).split_whitespace().skip(1).collect()
+    };
+    assert_eq!(row("blk.9.gate"), ["10", "60.0%", "80.0%", "85.0%", "95.0%"]);
+    assert_eq!(row("blk.10.gate"), ["10", "-%", "-%", "-%", "-%"]);
+    assert_eq!(row("all"), ["20", "80.0%", "90.0%", "100.0%", "100.0%"]);
+    let (nine, ten) = (text.find("blk.9.gate"), text.find("blk.10.gate"));
+    assert!(nine < ten, "layers in order: {text}");
+    let one = printed(&["state", "show", "ab", "--file", file]);
+    assert!(one.contains("model ab22") && !one.contains("aa11"), "{one}");
+}
+
+#[test]
+fn the_state_file_is_the_one_of_the_plugin() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let show = |name: &str, value: &std::path::Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-moe"));
+        command.args(["state", "show"]).env_remove("GGML_MOE").env_remove("LLAMA_CACHE").env(name, value);
+        String::from_utf8(command.output().expect("the command starts").stdout).expect("text")
+    };
+    let file = folder.path().join("moe-state.ini");
+    std::fs::write(&file, STATE).expect("written");
+    assert!(show("LLAMA_CACHE", folder.path()).contains("2 models"));
+    let setting = format!("log=info;state-file={}", file.display());
+    assert!(show("GGML_MOE", setting.as_ref()).contains("2 models"));
+}
+
+#[test]
+fn states_are_reset_and_merged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("text").to_owned();
+    let (file, other) = (path("s.ini"), path("o.ini"));
+    std::fs::write(&other, STATE).expect("written");
+    assert!(printed(&["state", "merge", "--file", &file, &other, &other]).contains("4 models of 2 files added"));
+    assert!(printed(&["state", "show", "--file", &file]).contains("model aa11: 200 tokens"));
+    assert!(printed(&["state", "reset", "aa", "--file", &file]).contains("1 models forgotten"));
+    let left = std::fs::read_to_string(&file).expect("the file");
+    assert!(!left.contains("aa11") && left.contains("[model ab22]"), "{left}");
+    assert!(printed(&["state", "reset", "--all", "--file", &file]).contains("1 models forgotten"));
+    assert!(printed(&["state", "show", "--file", &file]).contains("0 models"));
+}
+
+#[test]
+fn what_cannot_be_done_with_a_state_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("text").to_owned();
+    let (file, broken) = (path("s.ini"), path("b.ini"));
+    std::fs::write(&file, STATE).expect("written");
+    std::fs::write(&broken, "[model x").expect("written");
+    assert!(refused(&["state", "show", "--file", &path("none.ini")]).contains("none.ini"));
+    assert!(refused(&["state", "show", "--file", &broken]).contains("line 1: a heading without"));
+    assert!(refused(&["state", "show", "zz", "--file", &file]).contains("no model zz; known: aa11, ab22"));
+    assert!(refused(&["state", "reset", "a", "--file", &file]).contains("2 models begin with a"));
+    assert!(refused(&["state", "merge", "--file", &file, &broken]).contains("b.ini: line 1"));
+    assert_eq!(std::fs::read_to_string(&file).expect("the file"), STATE, "nothing was changed");
+    assert!(std::path::Path::new(&broken).exists(), "and the broken file was left alone");
+    assert_eq!(run(&["state", "reset", "--file", &file]).status.code(), Some(2), "a model or --all");
+}

@@ -1,6 +1,7 @@
-//! The command beside the plugin: tells what the plugin understands, and simulates its cache.
+//! The command beside the plugin: tells what the plugin understands and remembers, and simulates its cache.
 
 mod sim;
+mod state;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ enum Command {
     },
     /// Simulate the expert cache on a trace of routing: hits and uploads per token.
     Sim(sim::SimArguments),
+    /// Show, reset or merge what the plugin remembers of models.
+    State(state::StateArguments),
     /// Print the version.
     Version,
 }
@@ -39,6 +42,13 @@ fn main() -> ExitCode {
             Err(error) => {
                 // Standard error may be closed; the exit code says it, too.
                 let _ = writeln!(std::io::stderr(), "ggml-moe sim: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
+        Command::State(arguments) => match state::run(&arguments) {
+            Ok(text) => text,
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "ggml-moe state: {error}");
                 return ExitCode::FAILURE;
             }
         },

@@ -191,12 +191,12 @@ pub(super) const LINK_GBS: Key = Key {
     name: "link-gbs",
     default: "off",
     unit: "10^9 bytes per second",
-    range: "above 0, to 1000",
+    range: "0.1 to 1000",
     effect: "FOR BENCHMARKS ONLY: the link looks this slow. Each copy of 64 KiB or more to the device runs as often as it takes (a fraction of it at the end); the measured speed and the number are told. Experts are not read in place.",
     reason: "Shows what a narrower slot or an older bus would give.",
     test_only: true,
     apply: |config, value| {
-        store_some(&mut config.experts.link_gbs, value.parse().ok().filter(|gbs| *gbs > 0.0 && *gbs <= 1000.0))
+        store_some(&mut config.experts.link_gbs, value.parse().ok().filter(|gbs| (0.1..=1000.0).contains(gbs)))
     },
 };
 

@@ -204,7 +204,7 @@ mod tests {
             "retest=-5",
             "state-file=",
             "fixed=2",
-            "link-gbs=0",
+            "link-gbs=0.05",
             "link-gbs=inf",
             "moe-expert-cache=-2",
             "moe-expert-cache=x",

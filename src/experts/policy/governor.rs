@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(governor.now().mode, Mode::Stock);
         governor.forget_times();
         assert_eq!((governor.time(Mode::Cache), governor.time(Mode::Stock)), (None, None));
-        let verdicts = run(&mut governor, 3_000, |_, _| 9_000.0);
+        let verdicts = run(&mut governor, 2_200, |_, _| 9_000.0);
         assert_eq!(verdicts.len(), 1);
         assert_eq!(verdicts[0].1.reason, Reason::Retest);
     }
