@@ -26,6 +26,8 @@ pub(super) struct Experts {
     gave_up: AtomicU64,
     /// Threads that the host was told to compute with.
     threads: AtomicUsize,
+    /// Backends that are open.
+    backends: AtomicUsize,
 }
 
 impl Default for Experts {
@@ -36,6 +38,7 @@ impl Default for Experts {
             model_epoch: AtomicU64::new(1),
             gave_up: AtomicU64::new(0),
             threads: AtomicUsize::new(0),
+            backends: AtomicUsize::new(0),
         }
     }
 }
@@ -134,6 +137,21 @@ impl Device {
         if !self.experts.told_no_cache.swap(true, Ordering::Relaxed) {
             log::notice(&format!("{}: no cache: {reason}", self.label()));
         }
+    }
+
+    /// A backend was opened.
+    pub(crate) fn note_backend_opened(&self) {
+        self.experts.backends.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A backend is idle and ends.
+    pub(crate) fn note_backend_closed(&self) {
+        self.experts.backends.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether more than one stream may run graphs.
+    pub(crate) fn has_several_backends(&self) -> bool {
+        self.experts.backends.load(Ordering::Relaxed) > 1
     }
 
     /// The host said with how many threads it computes.

@@ -10,15 +10,15 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::perplexity::{figures, perplexity};
-use crate::summary::{largest, ran_in_blocks};
+use crate::summary::largest;
 use crate::support::process::{Finished, run};
 use crate::support::server::{Completion, Server};
 use crate::support::stock::{Side, tool};
-use crate::support::{fixture, fixture_model, text};
+use crate::support::{fixture_model, text};
 
 /// About a quarter of the fixture's experts.
-const KEYS: &str = "inner=CPU;log=debug;cache=4";
-const ONE_BY_ONE: [&str; 6] = ["-b", "1", "-ub", "1", "-c", "128"];
+const KEYS: &str = "inner=CPU;log=debug;moe-expert-cache=8";
+const ONE_BY_ONE: [&str; 4] = ["-b", "1", "-ub", "1"];
 
 struct Folder {
     folder: TempDir,
@@ -42,8 +42,14 @@ fn keys_with(file: &Path) -> String {
     format!("{KEYS};state-file={}", file.display())
 }
 
+/// Runs chunks of 128 tokens, one token per graph.
 fn decode(keys: &str, chunks: u32) -> Finished {
-    perplexity(Side::Plugin { keys, device: "MoE0" }, 1, chunks, &ONE_BY_ONE)
+    decode_chunks(keys, "128", chunks)
+}
+
+fn decode_chunks(keys: &str, tokens: &str, chunks: u32) -> Finished {
+    let arguments = [&ONE_BY_ONE[..], &["-c", tokens]].concat();
+    perplexity(Side::Plugin { keys, device: "MoE0" }, 1, chunks, &arguments)
 }
 
 fn hits(finished: &Finished) -> u64 {
@@ -59,16 +65,16 @@ fn shown(file: &Path) -> String {
 #[test]
 fn the_next_run_begins_with_what_was_learned() {
     let folder = Folder::new();
-    let cold = decode(KEYS, 1);
+    let cold = decode_chunks(KEYS, "16", 1);
     let first = decode(&folder.keys(), 3);
     assert!(first.lines_with("are remembered").is_empty(), "{}", first.report("nothing was there yet"));
     let state = shown(&folder.file());
     assert!(state.contains(": 1 models") && state.contains("192 experts in "), "{state}");
-    let warm = decode(&folder.keys(), 1);
+    let warm = decode_chunks(&folder.keys(), "16", 1);
     let lines = warm.lines_with("tokens of this model are remembered");
     assert!(lines.len() == 1 && lines[0].contains(text(&folder.file())), "{}", warm.report("told once, with the file"));
     assert_eq!(figures(&warm), figures(&cold), "what is cached changes no result");
-    assert!(hits(&warm) * 10 > hits(&cold) * 11, "{} hits after {} cold ones", hits(&warm), hits(&cold));
+    assert!(hits(&warm) * 2 > hits(&cold) * 3, "{} hits, {} without the file", hits(&warm), hits(&cold));
     // The file does not depend on where a program was told to look.
     let tokens = |state: &str| -> u64 {
         let (_, rest) = state.split_once("model ").expect("a model");
@@ -101,7 +107,7 @@ fn a_server_remembers_in_the_cache_folder() {
         finished.report("the second load")
     );
     assert_ne!(shown(&folder.file()), asleep, "{}", finished.report("nothing was written at the end"));
-    ran_in_blocks(&finished);
+    assert!(hits(&finished) > 0, "{}", finished.report("no hits"));
 }
 
 #[test]
@@ -179,7 +185,7 @@ fn fixed_runs_are_the_same_in_text_and_counters() {
 /// The size in slots per layer, pieces, waiting and a slow link: the results are stock's.
 #[test]
 fn keys_change_no_result() {
-    let arguments = ["-b", "1", "-ub", "1", "-c", "128"];
+    let arguments = [&ONE_BY_ONE[..], &["-c", "128"]].concat();
     let stock = figures(&perplexity(Side::Stock, 1, 1, &arguments));
     let mut uploads = Vec::new();
     for more in [
@@ -193,7 +199,12 @@ fn keys_change_no_result() {
         assert!(hits(&finished) > 0 && largest(&finished.log(), "misses") > 0, "{}", finished.report(more));
         uploads.push(largest(&finished.log(), "upload_bytes"));
         if more.starts_with("moe-expert-cache") {
-            assert_eq!(finished.lines_with("slots per layer").len() + finished.lines_with("of 192 experts").len(), 1);
+            assert_eq!(
+                finished.lines_with("48 of 192 experts").len(),
+                1,
+                "{}",
+                finished.report("8 of each of 6 layers")
+            );
         }
         if more.contains("link-gbs") {
             let told = finished.lines_with("THE LINK IS SLOWED DOWN (link-gbs=0.5)");
@@ -209,13 +220,7 @@ fn keys_change_no_result() {
 
 #[test]
 fn a_cache_below_the_floor_says_so() {
-    let mut command = tool(
-        "llama-perplexity",
-        Side::Plugin { keys: "inner=CPU;log=debug;moe-expert-cache=1", device: "MoE0" },
-        &fixture_model(),
-        1,
-    );
-    command.args(["-f", text(&fixture("eval.txt")), "--chunks", "1"]).args(ONE_BY_ONE);
-    let finished = run(&mut command, Duration::from_secs(120)).success();
+    let finished = decode("inner=CPU;log=debug;moe-expert-cache=1", 1);
+    assert_eq!(finished.lines_with("6 of 192 experts").len(), 1, "{}", finished.report("one of each layer"));
     assert_eq!(finished.lines_with("it holds whole layers").len(), 1, "{}", finished.report("the floor"));
 }

@@ -7,6 +7,7 @@
 //! Threads: one at a time; whoever runs a graph takes the cache out of its device and puts it back.
 //! Does not: run graphs (`backend` does), or compute in RAM (`cpu` does).
 
+mod ahead;
 mod arena;
 mod engine;
 mod identity;
@@ -27,6 +28,7 @@ use super::residency::{LoadError, Reader, Residency};
 use super::shape::{Block, Group, GroupId, Shape};
 use crate::abi::tensor::Tensor;
 use crate::buffer::{Buffer, BufferError};
+use crate::config::CacheSize;
 use crate::cpu::team::{self, Team};
 use crate::device::Device;
 use crate::gpu::Mark;
@@ -39,7 +41,8 @@ use lane::Lane;
 use pattern::Pattern;
 use steering::Steering;
 
-pub(crate) use engine::{BlockRun, EngineError, suits};
+pub(crate) use ahead::Staged;
+pub(crate) use engine::{BlockRun, EngineError, Outcome, suits};
 
 /// The largest number of tokens that a graph may have for its blocks to be computed by the cache: what device kernels for single
 /// rows take.
@@ -90,6 +93,12 @@ pub(crate) struct Cache {
     /// The graph that ran last; it is done when the stream was waited for.
     reader: Option<Reader>,
     lane: Lane,
+    /// Whether blocks may run before the host knows their ids.
+    runs_ahead: bool,
+    /// Blocks that came or left since the last graph.
+    changed: Vec<Block>,
+    /// Whether the device's table of slots is not the one in RAM.
+    table_is_old: bool,
     team: Arc<Team>,
     replay: Option<Replay>,
     /// Graphs that ended.
@@ -167,7 +176,8 @@ impl Cache {
         let mut weights = Vec::new();
         let mut keys = HashMap::new();
         let (mut identity, mut names) = (Identity::new(), Vec::new());
-        let mut lane = lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len() };
+        let mut lane =
+            lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len(), experts: 0, most_experts: 0 };
         for block in blocks {
             let tensors = planes(nodes, block)?;
             tensors.iter().for_each(|weight| identity.add_weight(*weight));
@@ -190,6 +200,9 @@ impl Cache {
             groups.push(Group { experts: count(experts), used: count(ids.ne()[0]), pool });
             weights.push(engine::weights(nodes, block, &tensors, pool)?);
             let used = usize::try_from(ids.ne()[0]).unwrap_or(0);
+            let experts = usize::try_from(experts).unwrap_or(0);
+            lane.experts += experts;
+            lane.most_experts = lane.most_experts.max(experts);
             let tokens = usize::try_from(MOST_TOKENS).unwrap_or(0);
             lane.ids = lane.ids.max(ids.nb()[1] * tokens + used * ids.nb()[0]);
             lane.inputs = lane.inputs.max(engine::input_bytes(nodes[block.pattern.up.product]) * tokens);
@@ -216,8 +229,13 @@ impl Cache {
                 preset.name
             ));
         }
+        let lane = Lane::new(device, lane)?;
+        let groups_len = u32::try_from(shape.groups().len()).unwrap_or(0);
         let mut cache = Self {
             model_epoch: device.model_epoch(),
+            runs_ahead: Self::may_run_ahead(&lane, device),
+            changed: (0..groups_len).flat_map(|group| shape.blocks_of(GroupId(group))).collect(),
+            table_is_old: true,
             groups: keys,
             weights,
             policy: Policy::new(shape, &sizes, pace::policy_settings(device.expert_settings()), heat),
@@ -226,7 +244,7 @@ impl Cache {
             uploads: VecDeque::new(),
             waiting: VecDeque::new(),
             reader: None,
-            lane: Lane::new(device, lane)?,
+            lane,
             team,
             replay,
             graph: 0,
@@ -238,7 +256,7 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The bytes that so many slots for each layer take.
+    /// The bytes that so many slots for each layer take, with the slots of zeros of each pool.
     pub(crate) fn bytes_for(nodes: &[Tensor<'_>], blocks: &[Candidate], slots: u32) -> usize {
         let mut kinds: Vec<Vec<Matrix>> = Vec::new();
         let mut bytes = 0;
@@ -288,9 +306,12 @@ impl Cache {
             self.uploads.pop_front();
             if self.residency.loaded(block) {
                 self.policy.loaded(block);
+                self.changed.push(block);
             }
         }
-        Ok(self.residency.start())
+        let reader = self.residency.start();
+        self.renew_table(&reader);
+        Ok(reader)
     }
 
     /// The stream was waited for: the graph before is done, and what it alone still read can be written over.
@@ -330,6 +351,7 @@ impl Cache {
         for admission in admissions {
             if let Some(evicted) = admission.evicts {
                 self.residency.leave(evicted);
+                self.changed.push(evicted);
             }
             match self.residency.load(admission.block) {
                 Ok(slot) => bytes += self.upload(device, admission.block, slot.0)?,
@@ -387,11 +409,18 @@ fn pools(device: &Device, shape: &Shape, kinds: &[Vec<Matrix>], bytes: usize) ->
     let all = |pool: usize| -> usize {
         shape.groups().iter().filter(|group| usize::from(group.pool) == pool).map(|group| group.experts as usize).sum()
     };
-    let total: usize = kinds.iter().enumerate().map(|(pool, kind)| all(pool) * PoolMemory::block_bytes(kind)).sum();
+    let weight = |pool: usize| match device.cache_size() {
+        CacheSize::SlotsPerLayer(slots) => {
+            let of_pool = shape.groups().iter().filter(|group| usize::from(group.pool) == pool);
+            of_pool.map(|group| slots.min(group.experts) as usize).sum::<usize>() + arena::ZERO_SLOTS as usize
+        }
+        CacheSize::Auto | CacheSize::Off | CacheSize::Mib(_) => all(pool),
+    };
+    let total: usize = kinds.iter().enumerate().map(|(pool, kind)| weight(pool) * PoolMemory::block_bytes(kind)).sum();
     let mut out = Vec::with_capacity(kinds.len());
     for (pool, kind) in kinds.iter().enumerate() {
         let zeros = arena::ZERO_SLOTS as usize * PoolMemory::block_bytes(kind);
-        let whole = all(pool) * PoolMemory::block_bytes(kind);
+        let whole = weight(pool) * PoolMemory::block_bytes(kind);
         let room = (bytes as u128 * whole as u128) / total.max(1) as u128;
         let room = usize::try_from(room).unwrap_or(usize::MAX);
         let slots = room.saturating_sub(zeros) / PoolMemory::block_bytes(kind).max(1);

@@ -28,10 +28,6 @@ const FRESH: f64 = 1.0 / 16.0;
 const TELL_STEPS: u64 = 32;
 /// Steps with another number of tokens until the governor follows them.
 const STRANGERS: u32 = 32;
-/// What waiting for the stream costs the host per layer on a GPU: docs/measurements.md, "cache, 100%": 194.6 against 289.6 tokens per second
-/// over 48 layers. Layers that are whole on the device are not waited for in stock mode.
-const GPU_WAIT_US: f64 = 35.0;
-
 /// What the settings say to the policy.
 pub(super) fn policy_settings(settings: &ExpertSettings) -> Settings {
     Settings {
@@ -48,38 +44,26 @@ pub(super) fn policy_settings(settings: &ExpertSettings) -> Settings {
     }
 }
 
-/// What a token costs beside what is the same in both modes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Load {
-    /// Bytes of weights that the team reads.
-    pub(super) cpu_bytes: f64,
-    /// Layers that are whole on the device.
-    pub(super) whole_layers: u32,
-}
-
-/// The load of stock mode with so many slots per pool. `block_bytes` has a block's size for each pool.
-pub(super) fn stock_load(shape: &Shape, slots: &[u32], block_bytes: &[u64], heat: &Heat) -> Load {
+/// Bytes of weights that the team reads per token in stock mode with so many slots per pool. `block_bytes` has a block's size for each pool.
+pub(super) fn stock_bytes(shape: &Shape, slots: &[u32], block_bytes: &[u64], heat: &Heat) -> f64 {
     let mut placed = vec![0_u32; shape.groups().len()];
     for block in whole_layers(shape, slots, heat) {
         placed[shape.key(block).0.0 as usize] += 1;
     }
-    let mut load = Load::default();
-    for ((id, group), placed) in (0..).map(GroupId).zip(shape.groups()).zip(placed) {
+    let groups = (0..).map(GroupId).zip(shape.groups()).zip(placed);
+    let bytes = groups.map(|((id, group), placed)| {
         let bytes = block_bytes.get(usize::from(group.pool)).copied().unwrap_or(0) as f64 * f64::from(group.used);
-        if placed == group.experts {
-            load.whole_layers += 1;
-        } else if placed == 0 {
-            load.cpu_bytes += bytes;
-        } else {
-            // A part of a layer holds its hottest experts.
-            let mut rates: Vec<f32> = shape.blocks_of(id).map(|block| heat.rate(block)).collect();
-            rates.sort_by(|a, b| b.total_cmp(a));
-            let (all, held): (f32, f32) = (rates.iter().sum(), rates.iter().take(placed as usize).sum());
-            let share = if all > 0.0 { held / all } else { placed as f32 / group.experts as f32 };
-            load.cpu_bytes += bytes * f64::from(1.0 - share);
+        if placed == 0 || placed == group.experts {
+            return if placed == 0 { bytes } else { 0.0 };
         }
-    }
-    load
+        // A part of a layer holds its hottest experts.
+        let mut rates: Vec<f32> = shape.blocks_of(id).map(|block| heat.rate(block)).collect();
+        rates.sort_by(|a, b| b.total_cmp(a));
+        let (all, held): (f32, f32) = (rates.iter().sum(), rates.iter().take(placed as usize).sum());
+        let share = if all > 0.0 { held / all } else { placed as f32 / group.experts as f32 };
+        bytes * f64::from(1.0 - share)
+    });
+    bytes.sum()
 }
 
 /// A graph of the cache.
@@ -106,12 +90,11 @@ pub(super) struct Pace {
     strangers: u32,
     team_bytes_per_us: Option<f32>,
     link_bytes_per_us: Option<f32>,
-    wait_us: f64,
 }
 
 impl Pace {
-    /// `is_gpu` says whether waiting for the device costs something.
-    pub(super) fn new(settings: &ExpertSettings, is_gpu: bool) -> Self {
+    /// A pace that knows nothing yet.
+    pub(super) fn new(settings: &ExpertSettings) -> Self {
         let defaults = GovernorSettings::default();
         let retest_tokens = settings.retest.unwrap_or(defaults.retest_tokens);
         let governor = settings.governs().then(|| {
@@ -128,7 +111,6 @@ impl Pace {
             strangers: 0,
             team_bytes_per_us: None,
             link_bytes_per_us: None,
-            wait_us: if is_gpu { GPU_WAIT_US } else { 0.0 },
         }
     }
 
@@ -182,14 +164,12 @@ impl Pace {
         self.steps.is_multiple_of(TELL_STEPS) && self.steps > 0 && self.governor.as_ref().is_some_and(open)
     }
 
-    /// Predicts the time per token of stock mode, from what the cache's tokens cost now.
-    pub(super) fn expect_stock(&mut self, cache: Load, stock: Load) {
+    /// Predicts the time per token of stock mode: what it takes now, and the time in which the team reads the difference of the bytes.
+    pub(super) fn expect_stock(&mut self, cache_bytes: f64, stock_bytes: f64) {
         let Some(team) = self.team_bytes_per_us else { return };
         let cache_us = self.step_us / f64::from(self.width.max(1));
-        let waits_us = self.wait_us * f64::from(stock.whole_layers.saturating_sub(cache.whole_layers));
-        let us = cache_us + (stock.cpu_bytes - cache.cpu_bytes) / f64::from(team) - waits_us;
         if let Some(governor) = &mut self.governor {
-            governor.predict(Mode::Stock, us);
+            governor.predict(Mode::Stock, cache_us + (stock_bytes - cache_bytes) / f64::from(team));
         }
     }
 

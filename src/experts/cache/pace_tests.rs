@@ -17,7 +17,7 @@ impl Clock {
 }
 
 fn pace(keys: &str) -> Pace {
-    Pace::new(&crate::config::parse(keys).0.experts, true)
+    Pace::new(&crate::config::parse(keys).0.experts)
 }
 
 fn is_near(a: f64, b: f64) -> bool {
@@ -77,7 +77,7 @@ fn governed(pace: &mut Pace, clock: &mut Clock, steps: u32, tokens: u32, us: imp
         if pace.wants_prediction() {
             pace.set_team(Some(40_000.0));
             // Stock mode reads 100 MB less: 2.5 ms.
-            pace.expect_stock(Load { cpu_bytes: 300e6, whole_layers: 0 }, Load { cpu_bytes: 200e6, whole_layers: 0 });
+            pace.expect_stock(300e6, 200e6);
         }
     }
     reasons
@@ -100,11 +100,11 @@ fn a_cache_that_is_faster_than_predicted_stock_mode_stays() {
     for _ in 0..2_000 {
         assert_eq!(clock.step(&mut pace, 1, 10_000, 0), None);
         if pace.wants_prediction() {
-            pace.expect_stock(Load { cpu_bytes: 100e6, whole_layers: 0 }, Load { cpu_bytes: 400e6, whole_layers: 10 });
+            pace.expect_stock(100e6, 400e6);
         }
     }
     let (stock, measured) = pace.governor.as_ref().unwrap().time(Mode::Stock).unwrap();
-    assert!(is_near(stock, 10_000.0 + 7_500.0 - 350.0) && !measured, "{stock}");
+    assert!(is_near(stock, 10_000.0 + 7_500.0) && !measured, "{stock}");
 }
 
 #[test]
@@ -158,12 +158,10 @@ fn the_load_of_stock_mode_follows_the_placement() {
     let group = |pool| Group { experts: 4, used: 2, pool };
     let shape = Shape::new(vec![group(0), group(0), group(1)]).unwrap();
     let heat = Heat::from_rates([0.5, 0.5, 0.5, 0.5, 0.8, 0.1, 0.8, 0.3, 0.5, 0.5, 0.5, 0.5], 1000.0);
-    let load = |slots: &[u32]| stock_load(&shape, slots, &[100, 10], &heat);
-    assert_eq!(load(&[0, 0]), Load { cpu_bytes: 420.0, whole_layers: 0 });
-    assert_eq!(load(&[4, 4]), Load { cpu_bytes: 200.0, whole_layers: 2 });
-    assert_eq!(load(&[8, 4]), Load { cpu_bytes: 0.0, whole_layers: 3 });
-    let part = load(&[2, 0]);
-    assert!((part.cpu_bytes - (200.0 + 200.0 * 0.2 + 20.0)).abs() < 0.1, "{part:?}");
+    let bytes = |slots: &[u32]| stock_bytes(&shape, slots, &[100, 10], &heat);
+    for (slots, expected) in [([0, 0], 420.0), ([4, 4], 200.0), ([8, 4], 0.0), ([2, 0], 200.0 + 200.0 * 0.2 + 20.0)] {
+        assert!((bytes(&slots) - expected).abs() < 0.1, "{slots:?}: {}", bytes(&slots));
+    }
 }
 
 #[test]

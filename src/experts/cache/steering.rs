@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::arena::PoolMemory;
 use super::identity::Identity;
 use super::learned::Learned;
-use super::pace::{self, Load, Pace};
+use super::pace::{self, Pace};
 use super::rates::LinkClock;
 use super::{Cache, Matrix};
 use crate::buffer::BufferError;
@@ -57,7 +57,7 @@ impl Steering {
         let steering = Self {
             label: device.label().to_owned(),
             clock: Instant::now(),
-            pace: measures.then(|| Pace::new(settings, device.is_gpu())),
+            pace: measures.then(|| Pace::new(settings)),
             link: measures.then(LinkClock::new),
             learned,
             reckoned: (Tally::default(), 0),
@@ -156,10 +156,9 @@ impl Cache {
         if counted <= 0.0 || uses <= 0.0 {
             return;
         }
-        let cache = Load { cpu_bytes: misses / counted * all / uses, whole_layers: 0 };
-        let stock = pace::stock_load(shape, &slots, &sizes, self.policy.heat());
+        let stock_bytes = pace::stock_bytes(shape, &slots, &sizes, self.policy.heat());
         if let Some(pace) = &mut self.steering.pace {
-            pace.expect_stock(cache, stock);
+            pace.expect_stock(misses / counted * all / uses, stock_bytes);
         }
     }
 
