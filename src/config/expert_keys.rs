@@ -72,7 +72,7 @@ pub(super) const SWAPS_PER_STEP: Key = Key {
     default: "auto",
     unit: "experts",
     range: "auto (or -1), or 0 to 65536",
-    effect: "The most experts that the policy loads after one graph of up to 8 tokens, beside those preloaded while there is room. auto: as many as upload-share allows. 0 keeps what was preloaded.",
+    effect: "The most experts that the policy loads after one graph of up to 8 tokens, beside those preloaded while there is room. auto: as many as upload-share allows. 0 loads nothing beside what earlier runs learned.",
     reason: "The share of the link's time says it better, for experts of any size.",
     test_only: false,
     apply: |config, value| {

@@ -199,7 +199,7 @@ impl Pace {
                 format!("the cache is tried again; a token took {stock} in stock mode, {cache} with the cache before")
             }
             Reason::Faster | Reason::Default => {
-                format!("the cache stays: a token takes {cache} with it and {stock} in stock mode")
+                format!("the cache is used: a token takes {cache} with it and {stock} in stock mode")
             }
         }
     }

@@ -68,7 +68,7 @@ impl Cache {
         // The graph before still reads the slots that are written next.
         inner.synchronize();
         self.uncounted_bytes += self.idle(device)?;
-        let overdue = self.uploads.iter().rev().find(|upload| upload.graph + u64::from(patience) <= self.graph);
+        let overdue = self.uploads.iter().rev().find(|upload| is_overdue(upload.graph, self.graph, patience));
         if let Some(upload) = overdue {
             let all = patience == 0;
             if all || !is_reached_soon(&*upload.mark)? {
@@ -77,6 +77,11 @@ impl Cache {
         }
         Ok(())
     }
+}
+
+/// Whether an upload that began after so many graphs has had its time after so many.
+fn is_overdue(began: u64, now: u64, patience: u32) -> bool {
+    began.saturating_add(patience.into()) <= now
 }
 
 fn is_reached_soon(mark: &dyn Mark) -> Result<bool, DriverError> {
@@ -93,6 +98,13 @@ fn is_reached_soon(mark: &dyn Mark) -> Result<bool, DriverError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_lead_counts_graphs() {
+        // Begun after graph 7 ended: graph 8 may start without it only if there is a lead.
+        let waits = |patience| (7..12).find(|now| is_overdue(7, *now, patience));
+        assert_eq!([0, 1, 3].map(waits), [Some(7), Some(8), Some(10)]);
+    }
 
     #[test]
     fn pieces_cover_every_byte_once() {

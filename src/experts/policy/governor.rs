@@ -84,8 +84,13 @@ pub struct Governor {
     /// The measurement that is going on.
     trial: (u32, f64),
     retest_tokens: u32,
+    /// Tokens with the cache before stock mode is tried again, once it was not what it promised.
+    hold_tokens: u32,
 }
 
+/// How long the cache is kept at first after stock mode was not what it promised; doubled each time. Times change with what else the machine
+/// does, and every change moves experts.
+const FIRST_HOLD_TOKENS: u32 = 2_048;
 /// Weight of a new measurement against those before.
 const FRESH: f64 = 0.25;
 
@@ -101,6 +106,7 @@ impl Governor {
             age_tokens: 0,
             trial: (0, 0.0),
             retest_tokens: settings.retest_tokens,
+            hold_tokens: 0,
         }
     }
 
@@ -161,6 +167,7 @@ impl Governor {
 
     fn decide(&mut self, retesting: bool) -> Option<Verdict> {
         let clear = 1.0 - self.settings.margin;
+        let held = self.age_tokens < self.hold_tokens;
         let due = self.retest_tokens > 0 && self.age_tokens >= self.retest_tokens;
         match (self.mode, self.cache.best(), self.stock.best()) {
             (Mode::Cache, Some(cache), Some(stock)) if retesting && cache < stock * clear => {
@@ -168,15 +175,17 @@ impl Governor {
                 self.reason = Reason::Faster;
                 Some(self.now())
             }
-            (Mode::Cache, Some(cache), Some(stock)) if retesting || stock < cache * clear => {
+            (Mode::Cache, Some(cache), Some(stock)) if retesting || (stock < cache * clear && !held) => {
                 if retesting {
                     let doubled = self.retest_tokens.saturating_mul(2);
                     self.retest_tokens = doubled.min(self.settings.longest_retest_tokens);
                 }
                 Some(self.change(Mode::Stock, Reason::Slower))
             }
-            // A prediction sent us here, and it was wrong.
+            // What sent us here, a prediction or an old time, was wrong.
             (Mode::Stock, Some(cache), Some(stock)) if cache < stock * clear => {
+                let doubled = self.hold_tokens.saturating_mul(2).max(FIRST_HOLD_TOKENS);
+                self.hold_tokens = doubled.min(self.settings.longest_retest_tokens);
                 Some(self.change(Mode::Cache, Reason::Faster))
             }
             (Mode::Stock, _, _) if due => Some(self.change(Mode::Cache, Reason::Retest)),
@@ -275,6 +284,16 @@ mod tests {
         let reasons: Vec<Reason> = verdicts.iter().map(|(_, verdict)| verdict.reason).collect();
         assert_eq!(reasons, [Reason::Slower, Reason::Faster]);
         assert_eq!(governor.time(Mode::Stock), Some((12_000.0, true)));
+    }
+
+    #[test]
+    fn times_that_go_up_and_down_cause_few_changes() {
+        let mut governor = governor();
+        governor.predict(Mode::Stock, 9_000.0);
+        // Both modes take the same; the machine is slower now and then.
+        let us = |_, token: u32| if (token / 700).is_multiple_of(2) { 10_000.0 } else { 14_000.0 };
+        let verdicts = run(&mut governor, 50_000, us);
+        assert!(verdicts.len() <= 20, "{verdicts:?}");
     }
 
     #[test]
