@@ -128,6 +128,11 @@ impl<'a> Tensor<'a> {
         flagged || !host().graph_facts.has_compute_flag
     }
 
+    /// Whether the host means to read it after the graph.
+    pub(crate) fn is_output(&self) -> bool {
+        self.raw().flags.cast_unsigned() & api3::GGML_TENSOR_FLAG_OUTPUT != 0
+    }
+
     /// Bytes from the first to behind the last element, strides included.
     pub(crate) fn bytes(&self) -> usize {
         // SAFETY: a valid tensor; a pure function.

@@ -114,6 +114,10 @@ pub struct Config {
     pub debug_experts_on_device: bool,
     /// Extra bytes behind every quantized tensor, poisoned before the padding rule zeroes them (tests only).
     pub debug_pad: usize,
+    /// Seed of the delays of copies that are late on purpose (tests only).
+    pub debug_late: Option<u32>,
+    /// Whether memory of the cache that nobody may read is poisoned (tests only).
+    pub debug_poison: bool,
 }
 
 impl Default for Config {
@@ -134,6 +138,8 @@ impl Default for Config {
             debug_graph: None,
             debug_experts_on_device: false,
             debug_pad: 0,
+            debug_late: None,
+            debug_poison: false,
         }
     }
 }

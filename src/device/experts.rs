@@ -112,6 +112,11 @@ impl Device {
         self.config.replay
     }
 
+    /// Whether memory of the cache that nobody may read is filled with what is not a number (tests only).
+    pub(crate) fn poisons(&self) -> bool {
+        self.config.debug_poison
+    }
+
     /// Device memory that an automatic cache leaves free.
     pub(crate) fn reserve_bytes(&self) -> usize {
         usize::try_from(self.config.vram_reserve_mb << 20).unwrap_or(usize::MAX)

@@ -247,8 +247,9 @@ impl Device {
     /// The driver of the inner device's memory; opened at the first use, because loading the plugin must touch no device.
     pub(crate) fn driver(&self) -> &dyn Driver {
         let driver = self.driver.get_or_init(|| {
-            let (fault, link_gbs) = (self.config.debug_cuda, self.config.experts.link_gbs);
-            let (driver, lines) = gpu::open(&self.inner, self.inner_buffer_type, fault, link_gbs);
+            let Config { debug_cuda, debug_late, ref experts, .. } = *self.config;
+            let (driver, lines) =
+                gpu::open(&self.inner, self.inner_buffer_type, debug_cuda, debug_late, experts.link_gbs);
             // Told with the first graph; nobody else sets it, since the driver is opened once.
             let _ = self.driver_lines.set(lines);
             driver

@@ -2,7 +2,8 @@
 //!
 //! Owns: the [`Driver`] contract and the choice of a driver for an inner device ([`open`]).
 //! Drivers share one set of notions: `cuda` (driver API; memory in our own reservations of address space), `generic` (ggml's
-//! own functions; any device), `slow` (in front of another, for benchmarks) and `fake` (in process, for tests: deterministic, faults on demand, work done as late as allowed).
+//! own functions; any device), `late` (the same with delays, a test key), `slow` (in front of another, for benchmarks) and `fake` (in
+//! process, for tests: deterministic, faults on demand, work done as late as allowed).
 //! Invariants: see the contract. Threads: any; each driver orders its own work.
 //! Does not: know tensors, experts or graphs.
 // UNSAFETY: the contract passes raw host memory; callers vouch for it.
@@ -12,6 +13,7 @@ pub(crate) mod cuda;
 #[cfg(test)]
 mod fake;
 mod generic;
+mod late;
 mod slow;
 #[cfg(test)]
 mod suite;
@@ -225,9 +227,10 @@ pub(crate) fn open(
     device: &inner::Device,
     buffer_type: inner::BufferType,
     fault: Option<CudaFault>,
+    late: Option<u32>,
     link_gbs: Option<f32>,
 ) -> (Box<dyn Driver>, Vec<String>) {
-    let (driver, reason) = open_at_full_speed(device, buffer_type, fault);
+    let (driver, reason) = open_at_full_speed(device, buffer_type, fault, late);
     let mut lines: Vec<String> =
         reason.into_iter().map(|reason| format!("memory goes through {}: {reason}", driver.name())).collect();
     let Some(gbs) = link_gbs else { return (driver, lines) };
@@ -240,8 +243,14 @@ fn open_at_full_speed(
     device: &inner::Device,
     buffer_type: inner::BufferType,
     fault: Option<CudaFault>,
+    late: Option<u32>,
 ) -> (Box<dyn Driver>, Option<String>) {
-    let generic = || Box::new(generic::Generic::new(buffer_type));
+    let generic = || -> Box<dyn Driver> {
+        match late.and_then(|seed| late::Late::new(buffer_type, seed)) {
+            Some(late) => Box::new(late),
+            None => Box::new(generic::Generic::new(buffer_type)),
+        }
+    };
     if device.provider() != "CUDA" {
         return (generic(), None);
     }

@@ -61,3 +61,46 @@ def decode(machine, results):
                     f"{rate / base:.2f} of stock -ncmoe {layers}: {rate:.1f} against {base:.1f} t/s ({spread([value / base for value in mine])}); "
                     f"{100 * hits / max(hits + misses, 1):.1f}% hits, {done.counter('cpu_bytes') >> 20} MiB by the CPU, "
                     f"{done.counter('upload_bytes') >> 20} MiB loaded; {lines[:1]}", f">= {bar:.2f}", samples=mine, stock=theirs)
+
+
+# What is different, the layers whose experts stock keeps on the CPU, the share of the card, keys, cores, arguments of llama-bench, bar.
+DECODE, FOUR = ("-p", 0, "-n"), ("-n", 0, "-b", 4, "-ub", 4, "-p")
+CONDITIONS = [
+    ("uniform routing, 20%", 38, 0.20, "replay=uniform", None, DECODE, 1.0),
+    ("link of 13 GB/s, 20%", 38, 0.20, "replay=qwen3-30b;link-gbs=13", None, DECODE, 1.5),
+    ("link of 13 GB/s, 45%", 26, 0.45, "replay=qwen3-30b;link-gbs=13", None, DECODE, 1.5),
+    ("link of 6 GB/s, 20%", 38, 0.20, "replay=qwen3-30b;link-gbs=6", None, DECODE, 1.5),
+    ("link of 6 GB/s, 45%", 26, 0.45, "replay=qwen3-30b;link-gbs=6", None, DECODE, 1.5),
+    ("6 cores, 20%", 38, 0.20, "replay=qwen3-30b", 6, DECODE, 1.5),
+    ("6 cores, 45%", 26, 0.45, "replay=qwen3-30b", 6, DECODE, 1.5),
+    ("4 tokens a pass, 20%", 38, 0.20, "replay=qwen3-30b", None, FOUR, 1.0),
+    ("4 tokens a pass, 45%", 26, 0.45, "replay=qwen3-30b", None, FOUR, 1.0),
+    ("4 tokens a pass, 70%", 14, 0.70, "replay=qwen3-30b", None, FOUR, 1.0),
+    ("stock mode, 20%", 38, 0.20, "replay=qwen3-30b;policy=layers", None, DECODE, 0.97),
+    ("stock mode, 45%", 26, 0.45, "replay=qwen3-30b;policy=layers", None, DECODE, 0.97),
+    ("stock mode, 70%", 14, 0.70, "replay=qwen3-30b;policy=layers", None, DECODE, 0.97),
+]
+
+
+def conditions(machine, results):
+    """Decoding under harder conditions: routing without any locality, slow links, few cores, four tokens a pass, whole layers."""
+    known = {}
+    for what, layers, share, keys, cores, test, bar in CONDITIONS:
+        count = 8 if machine.dry else 96
+        place = (layers, cores, test)
+        if place not in known:
+            _, known[place] = bench(machine, machine.stock, *test, count // 2 if machine.dry or test == DECODE else 64, "-r", 3, "-ncmoe", layers,
+                                    cores=cores)
+        stock = known[place]
+        mib = max(int(EXPERTS_MIB * share * 1.005), 1) if not machine.dry else 8
+        done, ours = bench(machine, machine.ours.with_keys(f"cache={mib};{keys}"), *test, count, "-r", 5, "-v", limit=120, cores=cores)
+        if not done.ok() or not ours or not stock:
+            results.add("conditions", what, False, done.reason(), "runs")
+            continue
+        theirs, mine = next(iter(stock.values())), next(iter(ours.values()))
+        rate, base = statistics.median(mine[2:]), statistics.median(theirs[1:])
+        hits, misses = done.counter("hits"), done.counter("misses")
+        results.add("conditions", what, rate / base >= bar,
+                    f"{rate / base:.2f} of stock -ncmoe {layers}: {rate:.1f} against {base:.1f} t/s ({spread([value / base for value in mine])}); "
+                    f"{100 * hits / max(hits + misses, 1):.1f}% hits, {done.counter('upload_bytes') >> 20} MiB loaded", f">= {bar:.2f}",
+                    samples=mine, stock=theirs)

@@ -228,6 +228,9 @@ impl Cache {
             return Ok(outcome);
         }
         Self::arrive(run.inner, self.lane.inputs(), row * rows);
+        if run.device.poisons() {
+            self.lane.poison_results();
+        }
         let per_pair = input.ne()[1] > 1;
         let weights = &self.weights[group.0 as usize];
         let work = Work::new(weights, &missed, used, per_pair);

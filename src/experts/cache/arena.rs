@@ -75,6 +75,14 @@ impl PoolMemory {
         None
     }
 
+    /// Fills a slot with what is not a number; the zeros behind it stay.
+    pub(crate) fn poison(&self, device: &Device, slot: u32) -> Result<(), BufferError> {
+        for plane in &self.planes {
+            device.driver().fill(plane.place(slot), 0xff, plane.matrix.bytes)?;
+        }
+        Ok(())
+    }
+
     fn exactly(device: &Device, matrices: &[Matrix], slots: u32) -> Result<Self, BufferError> {
         let mut planes = Vec::with_capacity(matrices.len());
         for &matrix in matrices {

@@ -77,7 +77,7 @@ impl Cache {
         };
         let [used, tokens, ..] = ids.ne().map(|count| usize::try_from(count).unwrap_or(0));
         let room = self.lane.size();
-        self.group(down).is_some()
+        self.group(down).is_some_and(|group| self.is_block(group, nodes, block))
             && ids_bytes(ids) <= room.ids
             && input.bytes() <= room.inputs
             && used * tokens * down.nb()[1] <= room.outputs
@@ -98,6 +98,9 @@ impl Cache {
         let input = run.nodes[run.block.pattern.up.product].source(1).ok_or_else(|| operand(down))?;
         let [used, tokens, ..] = ids.ne().map(|count| usize::try_from(count).unwrap_or(0));
         let memory = |tensor: Tensor<'a>| passport(tensor).ok_or_else(|| operand(tensor));
+        if run.device.poisons() {
+            self.lane.poison_operands();
+        }
         // SAFETY: both tensors lie in memory of the inner device, and the lane has room for them (`knows`); it is waited for below.
         unsafe {
             run.inner.read_async(memory(ids)?, ids.data(), self.lane.ids().cast(), ids_bytes(ids));
@@ -107,6 +110,9 @@ impl Cache {
             run.inner.read_async(memory(input)?, input.data(), self.lane.inputs().cast(), input.bytes());
         }
         run.inner.synchronize();
+        if run.device.poisons() {
+            self.lane.poison_results();
+        }
         retired.clear();
         let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, ..Outcome::default() };
 

@@ -193,6 +193,21 @@ impl Lane {
         unsafe { core::slice::from_raw_parts(place.cast::<AtomicU32>(), words) }
     }
 
+    /// Fills what a block is about to read with what is no number and no id (`debug-poison`). Nothing reads it: the block before is computed.
+    pub(crate) fn poison_operands(&self) {
+        self.fill(self.ids(), self.outputs());
+    }
+
+    /// The same for what a block is about to write. The stream was waited for, so nothing of the block before is still read.
+    pub(crate) fn poison_results(&self) {
+        self.fill(self.outputs(), self.slots(0).wrapping_add(self.size.blocks * IDS_BYTES));
+    }
+
+    fn fill(&self, from: *mut u8, to: *mut u8) {
+        // SAFETY: both lie in the lane's memory, in this order; the callers say why nobody else uses what lies between.
+        unsafe { from.write_bytes(0xff, to.addr() - from.addr()) };
+    }
+
     /// The device memory of slots and tables.
     pub(crate) fn device(&self) -> &dyn Memory {
         &*self.device

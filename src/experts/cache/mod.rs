@@ -15,11 +15,12 @@ mod lane;
 mod learned;
 mod pace;
 pub(crate) mod pattern;
+mod poison;
 mod rates;
 mod steering;
 mod uploads;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::HostMemory;
@@ -106,6 +107,8 @@ pub(crate) struct Cache {
     /// Bytes whose upload began outside of what is counted.
     uncounted_bytes: u64,
     steering: Steering,
+    /// Slots that were poisoned since they were written (`debug-poison`).
+    poisoned: HashSet<(u16, u32)>,
 }
 
 /// A simulated routing that replaces the model's, for benchmarks.
@@ -250,7 +253,9 @@ impl Cache {
             graph: 0,
             uncounted_bytes: 0,
             steering,
+            poisoned: HashSet::new(),
         };
+        cache.poison_free(device)?;
         cache.announce(device, bytes);
         cache.set_out(device);
         Ok(cache)
@@ -295,6 +300,19 @@ impl Cache {
         self.groups.get(&down.source(0)?.key()).copied()
     }
 
+    /// Whether a block computes what the group computes that has its last weight: a host may use weights twice, in different ways.
+    fn is_block(&self, group: GroupId, nodes: &[Tensor<'_>], block: &Candidate) -> bool {
+        let Weights { matrices, shape, .. } = &self.weights[group.0 as usize];
+        let Ok(tensors) = planes(nodes, block) else { return false };
+        let same = |(tensor, weight): (&Tensor<'_>, &Weight)| tensor.data() == weight.address;
+        let Pattern { gate, up, activation, .. } = block.pattern;
+        let biases = (shape.after_gate.bias.is_some(), shape.after_up.bias.is_some());
+        tensors.len() == matrices.len()
+            && tensors.iter().zip(matrices).all(same)
+            && shape.activation == activation
+            && biases == (gate.is_some_and(|gate| gate.bias.is_some()), up.bias.is_some())
+    }
+
     /// A graph starts: what was loaded meanwhile can be seen by it.
     pub(crate) fn start(&mut self) -> Result<Reader, BufferError> {
         self.begin_step();
@@ -320,6 +338,7 @@ impl Cache {
             Some(reader) => self.residency.finish(reader),
             None => return Ok(0),
         }
+        self.poison_free(device)?;
         let mut bytes = 0;
         let timing = self.time_uploads(device, self.waiting.iter().copied())?;
         for _ in 0..self.waiting.len() {
@@ -367,6 +386,7 @@ impl Cache {
         let (group, expert) = self.policy.shape().key(block);
         let weights = &self.weights[group.0 as usize];
         let pool = &self.pools[usize::from(weights.pool)];
+        self.poisoned.remove(&(weights.pool, slot));
         let mut bytes = 0;
         for (plane, weight) in pool.planes.iter().zip(&weights.matrices) {
             let source = weight.address + expert as usize * weight.expert_bytes;
