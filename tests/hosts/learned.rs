@@ -189,7 +189,7 @@ fn fixed_runs_are_the_same_in_text_and_counters() {
 fn waiting_for_uploads_makes_late_ones_count() {
     let run = |seed: u32, more: &str| {
         let keys = format!("inner=LATE0;log=debug;debug-late={seed};debug-poison=on;moe-expert-cache=8;{more}");
-        let finished = decode_chunks(&keys, "32", 1);
+        let finished = decode_chunks(&keys, "96", 1);
         let log = finished.log();
         (figures(&finished), ["hits", "misses", "upload_bytes"].map(|counter| largest(&log, counter)))
     };
