@@ -9,8 +9,7 @@ use super::{Backend, BackendError, State};
 use crate::abi::graph::Graph;
 use crate::abi::inner::Status;
 use crate::abi::tensor::Tensor;
-use crate::config::CacheSize;
-use crate::experts::cache::{BlockRun, Cache, Candidate};
+use crate::experts::cache::{BlockRun, Cache, Candidate, NoCache};
 use crate::experts::residency::Reader;
 use crate::graph::Step;
 use crate::telemetry::log;
@@ -21,9 +20,6 @@ pub(super) struct Session {
     reader: Option<Reader>,
     tokens: u32,
 }
-
-/// Memory that an automatic cache leaves to others, besides `vram-reserve-mb`.
-const LEAST_BYTES: usize = 64 << 20;
 
 impl Backend {
     /// Takes the device's cache for a graph with these blocks; makes it at the first such graph. `None`: the plain path.
@@ -37,9 +33,6 @@ impl Backend {
         }
         if slot.is_none() && self.device.wants_cache() {
             slot = self.make_cache(nodes, blocks);
-            if slot.is_none() {
-                self.device.give_up_cache();
-            }
         }
         let Some(mut cache) = slot else {
             self.device.put_cache(None);
@@ -56,25 +49,12 @@ impl Backend {
     }
 
     fn make_cache(&self, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Option<Cache> {
-        let bytes = match self.device.cache_size() {
-            CacheSize::Off => return None,
-            CacheSize::Mib(mib) => mib << 20,
-            CacheSize::Auto => {
-                if !self.device.is_gpu() {
-                    return None;
-                }
-                self.device.inner.memory().0.saturating_sub(self.device.reserve_bytes())
-            }
-        };
-        if bytes < LEAST_BYTES && self.device.cache_size() == CacheSize::Auto {
-            self.device
-                .tell_no_cache(&format!("only {} MiB are free beside the reserve (vram-reserve-mb)", bytes >> 20));
-            return None;
-        }
-        match Cache::new(self.device, nodes, blocks, bytes) {
+        match Cache::new(self.device, nodes, blocks) {
             Ok(cache) => Some(cache),
+            Err(NoCache::NoRoom) => None,
             Err(reason) => {
                 self.device.tell_no_cache(&reason.to_string());
+                self.device.give_up_cache();
                 None
             }
         }
@@ -123,7 +103,19 @@ impl Backend {
         match ended {
             Ok(bytes) => {
                 state.counters.upload_bytes += bytes;
-                self.device.put_cache(Some(cache));
+                // Whoever gets the cache next may take memory from it: what reads it must be known, or done.
+                if !cache.is_elastic() {
+                    self.inner.synchronize();
+                }
+                let cache = if self.note_use().is_ok() { self.device.step_cache(cache, tokens) } else { None };
+                self.device.put_cache(cache);
+            }
+            Err(error) if self.device.owes_memory() => {
+                // It is made again, smaller, when there is room.
+                log::info(&format!("{}: the cache is dropped: {error}, for lack of memory", self.device.label()));
+                self.inner.synchronize();
+                self.device.step_cache(cache, 0);
+                self.device.put_cache(None);
             }
             Err(error) => {
                 log::notice(&format!("{}: the cache is dropped: {error}", self.device.label()));

@@ -6,8 +6,10 @@
 //! Does not: make a cache (`backend` does) or compute with it (`experts::cache` does).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::Device;
 use crate::abi::inner::DeviceKind;
@@ -18,8 +20,9 @@ use crate::telemetry::log;
 
 /// The state behind it.
 pub(super) struct Experts {
-    /// The cache; the outer `None` while a backend has it.
-    cache: Mutex<Option<Option<Box<Cache>>>>,
+    place: Mutex<Place>,
+    /// The cache was put back.
+    back: Condvar,
     told_no_cache: AtomicBool,
     model_epoch: AtomicU64,
     /// The model for which no cache could be made.
@@ -28,10 +31,27 @@ pub(super) struct Experts {
     threads: AtomicUsize,
 }
 
+/// Where the cache lies between graphs.
+struct Place {
+    /// The cache; the outer `None` while somebody has it.
+    cache: Option<Option<Box<Cache>>>,
+    /// Who has it.
+    owner: Option<ThreadId>,
+}
+
+impl Place {
+    fn take(&mut self) -> Option<Option<Cache>> {
+        let taken = self.cache.take()?;
+        self.owner = Some(thread::current().id());
+        Some(taken.map(|cache| *cache))
+    }
+}
+
 impl Default for Experts {
     fn default() -> Self {
         Self {
-            cache: Mutex::new(Some(None)),
+            place: Mutex::new(Place { cache: Some(None), owner: None }),
+            back: Condvar::new(),
             told_no_cache: AtomicBool::new(false),
             model_epoch: AtomicU64::new(1),
             gave_up: AtomicU64::new(0),
@@ -43,12 +63,28 @@ impl Default for Experts {
 impl Device {
     /// Takes the cache, if there is one, for one graph; `None` while another backend has it.
     pub(crate) fn take_cache(&self) -> Option<Option<Cache>> {
-        self.experts.cache.lock().take().map(|cache| cache.map(|cache| *cache))
+        self.experts.place.lock().take()
+    }
+
+    /// As [`Device::take_cache`], but waits for whoever has it, unless that is this thread.
+    pub(crate) fn take_cache_within(&self, patience: Duration) -> Option<Option<Cache>> {
+        let end = Instant::now() + patience;
+        let mut place = self.experts.place.lock();
+        while place.cache.is_none() && place.owner != Some(thread::current().id()) {
+            if self.experts.back.wait_until(&mut place, end).timed_out() {
+                break;
+            }
+        }
+        place.take()
     }
 
     /// Puts the cache back.
     pub(crate) fn put_cache(&self, cache: Option<Cache>) {
-        *self.experts.cache.lock() = Some(cache.map(Box::new));
+        let cache = cache.map(Box::new);
+        let mut place = self.experts.place.lock();
+        *place = Place { cache: Some(cache), owner: None };
+        drop(place);
+        self.experts.back.notify_one();
     }
 
     /// Counts [`Device::drop_cache`].
@@ -60,7 +96,7 @@ impl Device {
     /// backend has at this moment is of another model, or finds by the epoch that it is void.
     pub(crate) fn drop_cache(&self) {
         self.experts.model_epoch.fetch_add(1, Ordering::Release);
-        let cache = self.experts.cache.lock().as_mut().and_then(Option::take);
+        let cache = self.experts.place.lock().cache.as_mut().and_then(Option::take);
         // Also when a backend has the cache: what it began to load may come from the memory that goes.
         if let Some(driver) = self.opened_driver().filter(|_| self.may_cache())
             && driver.synchronize().is_err()
@@ -75,13 +111,9 @@ impl Device {
         match self.config.cache {
             CacheSize::Off => false,
             CacheSize::Mib(_) => true,
-            CacheSize::Auto => self.is_gpu(),
+            // A budget makes a small card of anything.
+            CacheSize::Auto => self.is_gpu() || self.budget_mib().is_some(),
         }
-    }
-
-    /// What the user wants of the cache.
-    pub(crate) fn cache_size(&self) -> CacheSize {
-        self.config.cache
     }
 
     /// Whose routing replaces the model's (benchmarks only).
@@ -89,19 +121,14 @@ impl Device {
         self.config.replay
     }
 
-    /// Device memory that an automatic cache leaves free.
-    pub(crate) fn reserve_bytes(&self) -> usize {
-        usize::try_from(self.config.vram_reserve_mb << 20).unwrap_or(usize::MAX)
-    }
-
     /// Whether the inner device is a GPU.
     pub(crate) fn is_gpu(&self) -> bool {
         matches!(self.inner.kind(), DeviceKind::Gpu | DeviceKind::IntegratedGpu)
     }
 
-    /// Whether a cache is still to be made for the model: not after it failed once.
+    /// Whether a cache is to be made for the model now: not after it failed once, and not soon after there was no room for it.
     pub(crate) fn wants_cache(&self) -> bool {
-        self.experts.gave_up.load(Ordering::Relaxed) != self.model_epoch()
+        self.experts.gave_up.load(Ordering::Relaxed) != self.model_epoch() && !self.waits_for_room()
     }
 
     /// No cache for this model.
