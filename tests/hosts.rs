@@ -43,6 +43,8 @@ mod interrupts;
 mod load_modes;
 #[path = "hosts/load_time.rs"]
 mod load_time;
+#[path = "hosts/memory.rs"]
+mod memory;
 #[path = "hosts/operations.rs"]
 mod operations;
 #[path = "hosts/perplexity.rs"]

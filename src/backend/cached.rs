@@ -9,6 +9,7 @@ use super::{Backend, BackendError, State};
 use crate::abi::graph::Graph;
 use crate::abi::inner::Status;
 use crate::abi::tensor::Tensor;
+use crate::buffer::BufferError;
 use crate::experts::cache::{BlockRun, Cache, Candidate, NoCache};
 use crate::experts::residency::Reader;
 use crate::graph::Step;
@@ -51,7 +52,11 @@ impl Backend {
     fn make_cache(&self, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Option<Cache> {
         match Cache::new(self.device, nodes, blocks) {
             Ok(cache) => Some(cache),
-            Err(NoCache::NoRoom) => None,
+            Err(reason @ (NoCache::NoRoom | NoCache::Buffer(BufferError::NoDeviceMemory { .. }))) => {
+                self.device.tell_no_cache(&reason.to_string());
+                self.device.postpone_cache();
+                None
+            }
             Err(reason) => {
                 self.device.tell_no_cache(&reason.to_string());
                 self.device.give_up_cache();

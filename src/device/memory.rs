@@ -36,6 +36,8 @@ const LARGE_PART: usize = 8;
 pub(crate) struct CacheRoom {
     /// What it starts with.
     pub(crate) start: usize,
+    /// What it may have now.
+    pub(crate) may: usize,
     /// The most that it can ever have.
     pub(crate) most: usize,
 }
@@ -50,6 +52,8 @@ pub(super) struct Budget {
     retry_ms: AtomicU64,
     /// What an allocation missed while its own thread, or one that did not end in time, had the cache.
     owed: AtomicUsize,
+    /// The next cache starts with everything: it takes the place of one that had to go to grow.
+    at_once: AtomicBool,
     told: AtomicBool,
 }
 
@@ -62,6 +66,7 @@ impl Default for Budget {
             looked_ms: AtomicU64::new(0),
             retry_ms: AtomicU64::new(0),
             owed: AtomicUsize::new(0),
+            at_once: AtomicBool::new(false),
             told: AtomicBool::new(false),
         }
     }
@@ -123,11 +128,16 @@ impl Device {
                 "only {} MiB are free beside the reserve (vram-reserve-mb); it is made when there are more",
                 size >> 20
             ));
-            self.budget.retry_ms.store(self.budget.now_ms() + RETRY_MS, Ordering::Relaxed);
             return None;
         }
-        let start = self.budget.control.lock().begin(size, !automatic);
-        Some(CacheRoom { start, most: cap.min(limits.budget.unwrap_or(total)) })
+        let at_once = self.budget.at_once.swap(false, Ordering::Relaxed) || !automatic;
+        let start = self.budget.control.lock().begin(size, at_once);
+        Some(CacheRoom { start, may: size, most: cap.min(limits.budget.unwrap_or(total)) })
+    }
+
+    /// There was no room for a cache: it is tried again later.
+    pub(crate) fn postpone_cache(&self) {
+        self.budget.retry_ms.store(self.budget.now_ms() + RETRY_MS, Ordering::Relaxed);
     }
 
     /// Whether it is too early to try again to make a cache.
@@ -198,8 +208,12 @@ impl Device {
     }
 
     fn look(&self, cache: Cache, now: u64) -> Option<Cache> {
-        let cap = if let CacheSize::Mib(mib) = self.config.cache { mib << 20 } else { usize::MAX };
         let arena = cache.arena_bytes();
+        let cap = match self.config.cache {
+            CacheSize::Mib(mib) => mib << 20,
+            CacheSize::Auto | CacheSize::Off => usize::MAX,
+        };
+        let cap = if cache.is_elastic() { cap.min(cache.most_bytes()) } else { cap };
         let may = self.limits().arena(self.figures(self.inner.memory().0)).min(cap.max(arena));
         let change = self.budget.control.lock().look(now, arena, may);
         match change {
@@ -212,12 +226,14 @@ impl Device {
                     Why::Request => "a request is being answered, so nothing more is loaded before it",
                     Why::Surplus | Why::Reserve => "memory stayed free",
                 };
-                if cache.is_elastic() {
+                // What has one size is made again, once, if it does not hold everything.
+                let (slots, blocks) = cache.slots();
+                let again = !cache.is_elastic() && why == Why::Request && (slots as usize) < blocks;
+                if cache.is_elastic() || again {
                     self.tell("grows", arena, to, &cache, reason);
-                    return Some(cache); // by steps, as graphs end
                 }
-                // What has one size is made again, if that is worth it.
-                (to / 3 * 2 < arena).then_some(cache)
+                self.budget.at_once.store(again, Ordering::Relaxed);
+                (!again).then_some(cache) // by steps, as graphs end
             }
         }
     }
@@ -240,7 +256,7 @@ impl Device {
                     self.poison();
                 }
                 drop(cache);
-                self.budget.retry_ms.store(self.budget.now_ms() + RETRY_MS, Ordering::Relaxed);
+                self.postpone_cache();
                 log::notice(&format!("{}: the cache of {} MiB is dropped: {reason}", self.label(), before >> 20));
                 None
             }

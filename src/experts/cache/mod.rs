@@ -385,15 +385,19 @@ fn pools(
     };
     let whole: Vec<usize> =
         kinds.iter().enumerate().map(|(pool, kind)| all(pool) * PoolMemory::block_bytes(kind)).collect();
-    let mut start = room.start;
+    let (mut start, mut raised) = (room.start, false);
     loop {
         match allocate(device, kinds, &whole, largest, CacheRoom { start, ..room }) {
             Ok(pools) => {
                 lease.resize(pools.iter().map(PoolMemory::bytes).sum());
                 return Ok((pools, lease));
             }
-            Err(Some(DriverError::OutOfMemory)) if start > 0 => start = start / 10 * 9,
-            Err(Some(DriverError::OutOfMemory) | None) => return Err(no_memory()),
+            Err(Some(DriverError::OutOfMemory)) if start > 0 => (start, raised) = (start / 10 * 9, true),
+            Err(None) if !raised => (start, raised) = (room.may, true), // the part to start with holds no block
+            Err(Some(DriverError::OutOfMemory)) => return Err(NoCache::NoRoom),
+            // With more memory there will be room, unless this is all that it shall ever have.
+            Err(None) if room.may < room.most => return Err(NoCache::NoRoom),
+            Err(None) => return Err(no_memory()),
             Err(Some(error)) => return Err(BufferError::from(error).into()),
         }
     }

@@ -33,6 +33,11 @@ impl Cache {
         self.pools.iter().map(PoolMemory::bytes).sum()
     }
 
+    /// Bytes that the arena can have at most.
+    pub(crate) fn most_bytes(&self) -> usize {
+        self.pools.iter().map(|pool| pool.bytes_for(pool.slots)).sum()
+    }
+
     /// Open slots, and experts of the model.
     pub(crate) fn slots(&self) -> (u32, usize) {
         (self.pools.iter().map(PoolMemory::opened).sum(), self.policy.shape().blocks())
