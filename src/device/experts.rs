@@ -6,12 +6,10 @@
 //! Does not: make a cache (`backend` does) or compute with it (`experts::cache` does).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread::{self, ThreadId};
-use std::time::{Duration, Instant};
-
-use parking_lot::{Condvar, Mutex};
+use std::time::Duration;
 
 use super::Device;
+use super::held::Held;
 use crate::abi::inner::DeviceKind;
 use crate::config::CacheSize;
 use crate::cpu::{team, threads};
@@ -20,9 +18,7 @@ use crate::telemetry::log;
 
 /// The state behind it.
 pub(super) struct Experts {
-    place: Mutex<Place>,
-    /// The cache was put back.
-    back: Condvar,
+    cache: Held<Cache>,
     told_no_cache: AtomicBool,
     model_epoch: AtomicU64,
     /// The model for which no cache could be made.
@@ -31,27 +27,10 @@ pub(super) struct Experts {
     threads: AtomicUsize,
 }
 
-/// Where the cache lies between graphs.
-struct Place {
-    /// The cache; the outer `None` while somebody has it.
-    cache: Option<Option<Box<Cache>>>,
-    /// Who has it.
-    owner: Option<ThreadId>,
-}
-
-impl Place {
-    fn take(&mut self) -> Option<Option<Cache>> {
-        let taken = self.cache.take()?;
-        self.owner = Some(thread::current().id());
-        Some(taken.map(|cache| *cache))
-    }
-}
-
 impl Default for Experts {
     fn default() -> Self {
         Self {
-            place: Mutex::new(Place { cache: Some(None), owner: None }),
-            back: Condvar::new(),
+            cache: Held::default(),
             told_no_cache: AtomicBool::new(false),
             model_epoch: AtomicU64::new(1),
             gave_up: AtomicU64::new(0),
@@ -63,28 +42,17 @@ impl Default for Experts {
 impl Device {
     /// Takes the cache, if there is one, for one graph; `None` while another backend has it.
     pub(crate) fn take_cache(&self) -> Option<Option<Cache>> {
-        self.experts.place.lock().take()
+        self.experts.cache.take()
     }
 
     /// As [`Device::take_cache`], but waits for whoever has it, unless that is this thread.
     pub(crate) fn take_cache_within(&self, patience: Duration) -> Option<Option<Cache>> {
-        let end = Instant::now() + patience;
-        let mut place = self.experts.place.lock();
-        while place.cache.is_none() && place.owner != Some(thread::current().id()) {
-            if self.experts.back.wait_until(&mut place, end).timed_out() {
-                break;
-            }
-        }
-        place.take()
+        self.experts.cache.take_within(patience)
     }
 
     /// Puts the cache back.
     pub(crate) fn put_cache(&self, cache: Option<Cache>) {
-        let cache = cache.map(Box::new);
-        let mut place = self.experts.place.lock();
-        *place = Place { cache: Some(cache), owner: None };
-        drop(place);
-        self.experts.back.notify_one();
+        self.experts.cache.put(cache);
     }
 
     /// Counts [`Device::drop_cache`].
@@ -96,7 +64,7 @@ impl Device {
     /// backend has at this moment is of another model, or finds by the epoch that it is void.
     pub(crate) fn drop_cache(&self) {
         self.experts.model_epoch.fetch_add(1, Ordering::Release);
-        let cache = self.experts.place.lock().cache.as_mut().and_then(Option::take);
+        let cache = self.experts.cache.remove();
         // Also when a backend has the cache: what it began to load may come from the memory that goes.
         if let Some(driver) = self.opened_driver().filter(|_| self.may_cache())
             && driver.synchronize().is_err()

@@ -7,6 +7,7 @@
 //! Does not: allocate (`buffer` does) or run graphs (`backend` does).
 
 mod experts;
+mod held;
 mod memory;
 
 use std::ffi::CString;

@@ -215,7 +215,7 @@ pub(super) mod tests {
     /// Two planes of small blocks.
     pub(in crate::experts::cache) fn matrices() -> Vec<Matrix> {
         let matrix = |bytes| Matrix { type_: 0, bytes, padding: 100, unit: 34, step: 34 };
-        vec![matrix(10_000), matrix(5_000)]
+        vec![matrix(2_000), matrix(1_000)]
     }
 
     proptest! {

@@ -85,7 +85,7 @@ mod tests {
             let mut kinds: Vec<u16> = pools.clone();
             kinds.sort_unstable();
             kinds.dedup();
-            let pools: Vec<u16> = pools.iter().map(|pool| kinds.binary_search(pool).map_or(0, |at| at as u16)).collect();
+            let pools: Vec<u16> = pools.iter().map(|pool| kinds.iter().position(|kind| kind == pool).and_then(|at| u16::try_from(at).ok()).unwrap()).collect();
             let mut layers = groups(&pools);
             let kind_of = split(&mut layers, &vec![Kind { wanted, most }; kinds.len()]);
             for (layer, kind) in layers.iter().zip(&pools) {

@@ -324,6 +324,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         #[test]
         fn slots_residency_and_policy_agree(steps in proptest::collection::vec(
             (0_u8..5, proptest::collection::vec((0_u32..3, 0_u32..16), 1..6), 0_u32..=SLOTS, 0_u32..=SLOTS), 1..50)) {
