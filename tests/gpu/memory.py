@@ -75,5 +75,5 @@ def budget(machine, results):
             for line in end.plugin_lines() if "memory of" in line]
     # A card's memory comes in pieces of 2 MiB, so that a small budget may hold no cache at all; then a line says so.
     said = sums or [line for line in end.plugin_lines() if "no cache" in line]
-    results.add("memory", f"draft model within {mib} MiB", end.ok() and len(tokens) == 160 and bool(said) and max(sums, default=0) <= mib,
+    results.add("budget", f"draft model within {mib} MiB", end.ok() and len(tokens) == 160 and bool(said) and max(sums, default=0) <= mib,
                 f"{len(tokens)} tokens, {sums} MiB in all, {end.how()}", f"<= {mib} MiB, answers")
