@@ -115,11 +115,12 @@ impl Backend {
                 let cache = if self.note_use().is_ok() { self.device.step_cache(cache, tokens) } else { None };
                 self.device.put_cache(cache);
             }
-            Err(error) if self.device.owes_memory() => {
+            Err(error) if self.device.take_owed() => {
                 // It is made again, smaller, when there is room.
                 log::info(&format!("{}: the cache is dropped: {error}, for lack of memory", self.device.label()));
                 self.inner.synchronize();
-                self.device.step_cache(cache, 0);
+                drop(cache);
+                self.device.postpone_cache();
                 self.device.put_cache(None);
             }
             Err(error) => {

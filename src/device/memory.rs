@@ -38,6 +38,8 @@ pub(crate) struct CacheRoom {
     pub(crate) start: usize,
     /// What it may have now.
     pub(crate) may: usize,
+    /// What the device and the budget have for it, whatever the user asked for.
+    pub(crate) limit: usize,
     /// The most that it can ever have.
     pub(crate) most: usize,
 }
@@ -132,7 +134,7 @@ impl Device {
         }
         let at_once = self.budget.at_once.swap(false, Ordering::Relaxed) || !automatic;
         let start = self.budget.control.lock().begin(size, at_once);
-        Some(CacheRoom { start, may: size, most: cap.min(limits.budget.unwrap_or(total)) })
+        Some(CacheRoom { start, may: size, limit: may, most: cap.min(limits.budget.unwrap_or(total)) })
     }
 
     /// There was no room for a cache: it is tried again later.
@@ -287,9 +289,9 @@ impl Device {
         Some(cache)
     }
 
-    /// Whether an allocation waits for the cache, or missed what it has.
-    pub(crate) fn owes_memory(&self) -> bool {
-        self.budget.owed.load(Ordering::Relaxed) > 0
+    /// Whether an allocation missed what the cache has; it is asked once.
+    pub(crate) fn take_owed(&self) -> bool {
+        self.budget.owed.swap(0, Ordering::Relaxed) > 0
     }
 
     fn tell(&self, how: &str, from: usize, to: usize, cache: &Cache, reason: &str) {

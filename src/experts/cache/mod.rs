@@ -412,16 +412,18 @@ fn allocate(
     room: CacheRoom,
 ) -> Result<Vec<PoolMemory>, Option<DriverError>> {
     let driver = device.driver();
-    let parts = pools::divide(room.start, whole).into_iter().zip(pools::divide(room.most, whole));
+    let [starts, mosts, limits] = [room.start, room.most, room.limit].map(|bytes| pools::divide(bytes, whole));
     let mut out = Vec::with_capacity(kinds.len());
-    for ((kind, whole), (start, most)) in kinds.iter().zip(whole).zip(parts) {
+    for (number, kind) in kinds.iter().enumerate() {
         if device.allocation_fails(AllocationKind::Device) {
             return Err(Some(DriverError::OutOfMemory));
         }
+        let (start, most) = (starts[number], mosts[number]);
         let block = PoolMemory::block_bytes(kind).max(1);
-        let bound = kind.iter().map(|matrix| matrix.most_slots(largest) as usize).min().unwrap_or(0).min(whole / block);
+        let bound = kind.iter().map(|matrix| matrix.most_slots(largest) as usize).min().unwrap_or(0);
         let slots = |bytes: usize| {
-            let slots = (bytes / block).saturating_sub(arena::ZERO_SLOTS as usize).min(bound);
+            let slots =
+                (bytes / block).saturating_sub(arena::ZERO_SLOTS as usize).min(bound).min(whole[number] / block);
             u32::try_from(slots).unwrap_or(u32::MAX)
         };
         let (least, all) = (slots(start), slots(most.max(start)));
@@ -429,8 +431,10 @@ fn allocate(
             return Err(None);
         }
         let mut pool = PoolMemory::reserve(driver, kind, all, least, device.may_resize())?;
-        let open =
-            if pool.is_elastic() { pool.slots_for(start).filter(|slots| *slots > 0).ok_or(None)? } else { least };
+        let fits = pool.slots_for(start).filter(|slots| *slots > 0);
+        // A size that is smaller than the pieces of a driver's memory is rounded up to them, if there is room.
+        let rounded = || Some(least).filter(|slots| pool.bytes_for(*slots) <= limits[number]);
+        let open = if pool.is_elastic() { fits.or_else(rounded).ok_or(None)? } else { least };
         pool.open(driver, open)?;
         out.push(pool);
     }
