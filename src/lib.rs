@@ -10,6 +10,7 @@
 //! - [`sim`]: simulates that cache; used by the command.
 //! - `cpu`: threads that compute experts in RAM.
 //! - `gpu`: memory of the inner device below ggml: the CUDA driver API, or ggml's own functions.
+//! - [`memory`]: who has how much of the device's memory; pure.
 //! - `config`, `telemetry`: the table of keys; log and counters.
 //! - `request`, `ram`, `purpose`: what the process was asked for, the RAM that it may use, what a tensor is for; pure.
 //!
@@ -27,6 +28,7 @@ pub mod entry;
 pub mod experts;
 mod gpu;
 pub mod graph;
+pub mod memory;
 pub mod purpose;
 pub mod ram;
 mod registry;

@@ -47,6 +47,8 @@ mod learned;
 mod load_modes;
 #[path = "hosts/load_time.rs"]
 mod load_time;
+#[path = "hosts/memory.rs"]
+mod memory;
 #[path = "hosts/operations.rs"]
 mod operations;
 #[path = "hosts/perplexity.rs"]

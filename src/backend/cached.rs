@@ -9,8 +9,8 @@ use super::{Backend, BackendError, State};
 use crate::abi::graph::Graph;
 use crate::abi::inner::{self, Status};
 use crate::abi::tensor::Tensor;
-use crate::config::CacheSize;
-use crate::experts::cache::{BlockRun, Cache, Candidate};
+use crate::buffer::BufferError;
+use crate::experts::cache::{BlockRun, Cache, Candidate, NoCache};
 use crate::experts::residency::Reader;
 use crate::graph::Step;
 use crate::telemetry::log;
@@ -44,9 +44,6 @@ impl Session {
     }
 }
 
-/// Memory that an automatic cache leaves to others, besides `vram-reserve-mb`.
-const LEAST_BYTES: usize = 64 << 20;
-
 impl Backend {
     /// Takes the device's cache for a graph with these blocks; makes it at the first such graph. `None`: the plain path.
     pub(super) fn begin_cached(&self, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Option<Session> {
@@ -59,9 +56,6 @@ impl Backend {
         }
         if slot.is_none() && self.device.wants_cache() {
             slot = self.make_cache(nodes, blocks);
-            if slot.is_none() {
-                self.device.give_up_cache();
-            }
         }
         let Some(mut cache) = slot else {
             self.device.put_cache(None);
@@ -79,26 +73,16 @@ impl Backend {
     }
 
     fn make_cache(&self, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Option<Cache> {
-        let bytes = match self.device.cache_size() {
-            CacheSize::Off => return None,
-            CacheSize::Mib(mib) => mib << 20,
-            CacheSize::SlotsPerLayer(slots) => Cache::bytes_for(nodes, blocks, slots),
-            CacheSize::Auto => {
-                if !self.device.is_gpu() {
-                    return None;
-                }
-                self.device.inner.memory().0.saturating_sub(self.device.reserve_bytes())
-            }
-        };
-        if bytes < LEAST_BYTES && self.device.cache_size() == CacheSize::Auto {
-            self.device
-                .tell_no_cache(&format!("only {} MiB are free beside the reserve (vram-reserve-mb)", bytes >> 20));
-            return None;
-        }
-        match Cache::new(self.device, nodes, blocks, bytes) {
+        match Cache::new(self.device, nodes, blocks) {
             Ok(cache) => Some(cache),
+            Err(reason @ (NoCache::NoRoom | NoCache::Buffer(BufferError::NoDeviceMemory { .. }))) => {
+                self.device.tell_no_cache(&reason.to_string());
+                self.device.postpone_cache();
+                None
+            }
             Err(reason) => {
                 self.device.tell_no_cache(&reason.to_string());
+                self.device.give_up_cache();
                 None
             }
         }
@@ -143,11 +127,20 @@ impl Backend {
         match ended {
             Ok(bytes) => {
                 state.counters.upload_bytes += bytes;
-                if self.device.has_several_backends() {
-                    // Another stream may run the next graph; places of the cache are in use until this one is done.
+                // Whoever gets the cache next may take memory from it: what reads it must be known, or done.
+                if !cache.is_elastic() || self.device.has_several_backends() {
                     self.inner.synchronize();
                 }
-                self.device.put_cache(Some(cache));
+                let cache = if self.note_use().is_ok() { self.device.step_cache(cache, tokens) } else { None };
+                self.device.put_cache(cache);
+            }
+            Err(error) if self.device.take_owed() => {
+                // It is made again, smaller, when there is room.
+                log::info(&format!("{}: the cache is dropped: {error}, for lack of memory", self.device.label()));
+                self.inner.synchronize();
+                drop(cache);
+                self.device.postpone_cache();
+                self.device.put_cache(None);
             }
             Err(error) => {
                 log::notice(&format!("{}: the cache is dropped: {error}", self.device.label()));

@@ -124,6 +124,7 @@ impl Backend {
             self.note_use()?;
             return Ok(status);
         }
+        self.device.tend_cache();
         let mut state = self.state.lock().take().unwrap_or_default();
         let outcome = self.run(&mut state, graph);
         *self.state.lock() = Some(state);

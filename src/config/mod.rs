@@ -96,6 +96,8 @@ pub struct Config {
     pub cache: CacheSize,
     /// Device memory that the cache leaves free, in MiB.
     pub vram_reserve_mb: u64,
+    /// The most device memory of all that is ours, in MiB; `None` is what is free.
+    pub vram_budget_mb: Option<u64>,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
     /// What is learned, how uploads are bounded, who decides.
@@ -112,6 +114,8 @@ pub struct Config {
     pub debug_graph: Option<GraphMode>,
     /// Whether expert weights may lie in device memory like any other weight (tests only).
     pub debug_experts_on_device: bool,
+    /// Whether the memory of a cache has one size (tests only).
+    pub debug_fixed_memory: bool,
     /// Extra bytes behind every quantized tensor, poisoned before the padding rule zeroes them (tests only).
     pub debug_pad: usize,
     /// Seed of the delays of copies that are late on purpose (tests only).
@@ -129,6 +133,7 @@ impl Default for Config {
             pin_budget_mb: None,
             cache: CacheSize::Off,
             vram_reserve_mb: 384,
+            vram_budget_mb: None,
             threads: None,
             experts: ExpertSettings::default(),
             replay: None,
@@ -137,6 +142,7 @@ impl Default for Config {
             debug_fail_alloc: None,
             debug_graph: None,
             debug_experts_on_device: false,
+            debug_fixed_memory: false,
             debug_pad: 0,
             debug_late: None,
             debug_poison: false,

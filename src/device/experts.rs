@@ -6,10 +6,10 @@
 //! Does not: make a cache (`backend` does) or compute with it (`experts::cache` does).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-
-use parking_lot::Mutex;
+use std::time::Duration;
 
 use super::Device;
+use super::held::Held;
 use crate::abi::inner::DeviceKind;
 use crate::config::{CacheSize, ExpertSettings};
 use crate::cpu::{team, threads};
@@ -18,8 +18,7 @@ use crate::telemetry::log;
 
 /// The state behind it.
 pub(super) struct Experts {
-    /// The cache; the outer `None` while a backend has it.
-    cache: Mutex<Option<Option<Box<Cache>>>>,
+    cache: Held<Cache>,
     told_no_cache: AtomicBool,
     model_epoch: AtomicU64,
     /// The model for which no cache could be made.
@@ -33,7 +32,7 @@ pub(super) struct Experts {
 impl Default for Experts {
     fn default() -> Self {
         Self {
-            cache: Mutex::new(Some(None)),
+            cache: Held::default(),
             told_no_cache: AtomicBool::new(false),
             model_epoch: AtomicU64::new(1),
             gave_up: AtomicU64::new(0),
@@ -46,12 +45,17 @@ impl Default for Experts {
 impl Device {
     /// Takes the cache, if there is one, for one graph; `None` while another backend has it.
     pub(crate) fn take_cache(&self) -> Option<Option<Cache>> {
-        self.experts.cache.lock().take().map(|cache| cache.map(|cache| *cache))
+        self.experts.cache.take()
+    }
+
+    /// As [`Device::take_cache`], but waits for whoever has it, unless that is this thread.
+    pub(crate) fn take_cache_within(&self, patience: Duration) -> Option<Option<Cache>> {
+        self.experts.cache.take_within(patience)
     }
 
     /// Puts the cache back.
     pub(crate) fn put_cache(&self, cache: Option<Cache>) {
-        *self.experts.cache.lock() = Some(cache.map(Box::new));
+        self.experts.cache.put(cache);
     }
 
     /// Counts [`Device::drop_cache`].
@@ -63,7 +67,7 @@ impl Device {
     /// backend has at this moment is of another model, or finds by the epoch that it is void.
     pub(crate) fn drop_cache(&self) {
         self.experts.model_epoch.fetch_add(1, Ordering::Release);
-        let cache = self.experts.cache.lock().as_mut().and_then(Option::take);
+        let cache = self.experts.cache.remove();
         // Also when a backend has the cache: what it began to load may come from the memory that goes.
         if let Some(driver) = self.opened_driver().filter(|_| self.may_cache())
             && driver.synchronize().is_err()
@@ -88,7 +92,8 @@ impl Device {
         match self.config.cache {
             CacheSize::Off => false,
             CacheSize::Mib(_) | CacheSize::SlotsPerLayer(_) => true,
-            CacheSize::Auto => self.is_gpu(),
+            // A budget makes a small card of anything.
+            CacheSize::Auto => self.is_gpu() || self.budget_mib().is_some(),
         }
     }
 
@@ -117,19 +122,14 @@ impl Device {
         self.config.debug_poison
     }
 
-    /// Device memory that an automatic cache leaves free.
-    pub(crate) fn reserve_bytes(&self) -> usize {
-        usize::try_from(self.config.vram_reserve_mb << 20).unwrap_or(usize::MAX)
-    }
-
     /// Whether the inner device is a GPU.
     pub(crate) fn is_gpu(&self) -> bool {
         matches!(self.inner.kind(), DeviceKind::Gpu | DeviceKind::IntegratedGpu)
     }
 
-    /// Whether a cache is still to be made for the model: not after it failed once.
+    /// Whether a cache is to be made for the model now: not after it failed once, and not soon after there was no room for it.
     pub(crate) fn wants_cache(&self) -> bool {
-        self.experts.gave_up.load(Ordering::Relaxed) != self.model_epoch()
+        self.experts.gave_up.load(Ordering::Relaxed) != self.model_epoch() && !self.waits_for_room()
     }
 
     /// No cache for this model.

@@ -7,6 +7,8 @@
 //! Does not: allocate (`buffer` does) or run graphs (`backend` does).
 
 mod experts;
+mod held;
+mod memory;
 
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -23,6 +25,8 @@ use crate::ram;
 use crate::telemetry::log;
 
 use experts::Experts;
+use memory::Budget;
+pub(crate) use memory::CacheRoom;
 
 /// Host memory registered by all devices of this process, in bytes: the budget is the machine's.
 static PINNED_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -72,6 +76,7 @@ pub(crate) struct Device {
     driver_lines: OnceLock<Vec<String>>,
     layout_epoch: AtomicU64,
     experts: Experts,
+    budget: Budget,
 }
 
 /// Our two buffer types of one device, as the host knows them.
@@ -130,6 +135,7 @@ impl Device {
             driver_lines: OnceLock::new(),
             layout_epoch: AtomicU64::new(1),
             experts: Experts::default(),
+            budget: Budget::default(),
         }
     }
 
@@ -204,10 +210,10 @@ impl Device {
 
     /// Free and total memory as the host is told, in bytes; see [`reported_free`].
     pub(crate) fn memory(&self) -> (usize, usize) {
-        let (free, total) = self.inner.memory();
         if self.passes_through() {
-            return (free, total);
+            return self.inner.memory();
         }
+        let (free, total) = self.free_and_total();
         let dense = self.dense.lock().settle();
         let reported = reported_free(free, dense, self.config.ctx_share);
         self.reported.store(reported, Ordering::Relaxed);
@@ -392,7 +398,7 @@ impl KindRule {
 ///
 /// `free' = D + max(share * (free - D), 2 GiB)`: what llama.cpp subtracts for the dense weights `D` leaves exactly the room that
 /// a context of unset size may take. All in bytes.
-fn reported_free(free: usize, dense: usize, share: f64) -> usize {
+pub(crate) fn reported_free(free: usize, dense: usize, share: f64) -> usize {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -17,7 +17,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::generic::Generic;
-use super::{Driver, DriverError, Mark, Memory, Place, Registration, Rows};
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows};
 use crate::abi::inner::{self, Passport};
 use crate::experts::HostRange;
 
@@ -113,7 +113,7 @@ impl Late {
         let worker = Arc::clone(&queue);
         let thread = std::thread::Builder::new().name("ggml-moe-late".to_owned());
         thread.spawn(move || worker.run(random)).ok()?;
-        Some(Self { generic: Generic::new(buffer_type), queue })
+        Some(Self { generic: Generic::new(buffer_type, false), queue })
     }
 }
 
@@ -165,6 +165,10 @@ impl Driver for Late {
     fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>, DriverError> {
         let memory = self.generic.allocate(bytes)?;
         Ok(Box::new(LateMemory { memory, queue: Arc::clone(&self.queue) }))
+    }
+
+    fn reserve(&self, _bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
+        Err(DriverError::Unsupported("memory of the late device has one size"))
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {

@@ -3,7 +3,8 @@
 //! Owns: the [`Driver`] contract and the choice of a driver for an inner device ([`open`]).
 //! Drivers share one set of notions: `cuda` (driver API; memory in our own reservations of address space), `generic` (ggml's
 //! own functions; any device), `late` (the same with delays, a test key), `slow` (in front of another, for benchmarks) and `fake` (in
-//! process, for tests: deterministic, faults on demand, work done as late as allowed).
+//! process, for tests: deterministic, faults on demand, work done as late as allowed). `pages` emulates mapping where the device's memory is
+//! the host's.
 //! Invariants: see the contract. Threads: any; each driver orders its own work.
 //! Does not: know tensors, experts or graphs.
 // UNSAFETY: the contract passes raw host memory; callers vouch for it.
@@ -11,9 +12,10 @@
 
 pub(crate) mod cuda;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 mod generic;
 mod late;
+mod pages;
 mod slow;
 #[cfg(test)]
 mod suite;
@@ -33,6 +35,8 @@ use crate::experts::HostRange;
 /// - Copies and fills run in the order in which they were asked for, relative to each other. They may run later, but have run when
 ///   [`Driver::synchronize`] returns. They are not ordered against the inner backend's stream: the caller synchronizes that first.
 /// - Host memory passed to a copy stays valid until [`Driver::synchronize`] returns, but for [`Driver::upload_taking`].
+/// - [`Driver::reserve`] gives addresses; memory comes behind them, and goes, with [`Elastic::resize`]. What comes is of unspecified
+///   content; what stays keeps its content and its address. What goes is waited for as in a drop.
 /// - Every range lies in the memory it names; the caller has checked that.
 /// - An error means that the operation did not take place and that the driver is usable; a device that is lost makes every later call
 ///   fail.
@@ -42,6 +46,9 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
 
     /// Memory of `bytes` bytes, at least one.
     fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>, DriverError>;
+
+    /// Addresses for `bytes` bytes, at least one, with no memory behind them yet.
+    fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError>;
 
     /// Sets bytes.
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError>;
@@ -99,6 +106,11 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// Waits for everything asked for so far.
     fn synchronize(&self) -> Result<(), DriverError>;
 
+    /// Waits for everything asked for so far and for what [`Driver::note_use`] told of: nobody uses memory of this driver any more.
+    fn settle(&self) -> Result<(), DriverError> {
+        self.synchronize()
+    }
+
     /// Makes host memory readable by the device's kernels at its own address, until the object is dropped.
     ///
     /// # Safety
@@ -122,6 +134,24 @@ pub(crate) trait Memory: Send + Sync + fmt::Debug {
         let end = address.checked_sub(self.base()).and_then(|offset| offset.checked_add(bytes));
         end.is_some_and(|end| end <= self.bytes())
     }
+}
+
+/// Memory whose size changes while its address stays. Its `bytes` are those that have memory behind them, from the base on.
+pub(crate) trait Elastic: Memory {
+    /// Bytes of addresses.
+    fn reserved(&self) -> usize;
+
+    /// The pieces in which memory comes and goes: the size is a multiple of this, or all that was reserved.
+    fn unit(&self) -> usize;
+
+    /// Puts memory behind at least the first `bytes` bytes and takes the pieces away that lie wholly behind them. On failure nothing
+    /// has changed.
+    fn resize(&mut self, bytes: usize) -> Result<(), DriverError>;
+}
+
+/// The size that an elastic memory has after it was resized to `bytes`.
+pub(crate) fn elastic_size(bytes: usize, unit: usize, reserved: usize) -> usize {
+    bytes.checked_next_multiple_of(unit.max(1)).unwrap_or(usize::MAX).min(reserved)
 }
 
 /// A place in a driver's work.
@@ -245,13 +275,14 @@ fn open_at_full_speed(
     fault: Option<CudaFault>,
     late: Option<u32>,
 ) -> (Box<dyn Driver>, Option<String>) {
+    let provider = device.provider();
     let generic = || -> Box<dyn Driver> {
         match late.and_then(|seed| late::Late::new(buffer_type, seed)) {
             Some(late) => Box::new(late),
-            None => Box::new(generic::Generic::new(buffer_type)),
+            None => Box::new(generic::Generic::new(buffer_type, provider == "CPU")),
         }
     };
-    if device.provider() != "CUDA" {
+    if provider != "CUDA" {
         return (generic(), None);
     }
     match cuda::Cuda::open(device, buffer_type, fault) {

@@ -12,7 +12,7 @@ use core::ffi::c_void;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use super::{Driver, DriverError, Mark, Memory, Place, Registration, Rows};
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows};
 use crate::abi::inner;
 use crate::experts::{HostMemory, HostRange};
 
@@ -109,6 +109,10 @@ impl Driver for Slow {
         self.driver.allocate(bytes)
     }
 
+    fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
+        self.driver.reserve(bytes)
+    }
+
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {
         self.driver.fill(target, value, bytes)
     }
@@ -160,6 +164,10 @@ impl Driver for Slow {
 
     fn synchronize(&self) -> Result<(), DriverError> {
         self.driver.synchronize()
+    }
+
+    fn settle(&self) -> Result<(), DriverError> {
+        self.driver.settle()
     }
 
     unsafe fn register(&self, range: HostRange<'_>) -> Result<Box<dyn Registration>, DriverError> {

@@ -14,6 +14,7 @@ import cache
 import correctness
 import faults
 import host
+import memory
 import server
 import speed
 import team
@@ -28,6 +29,7 @@ STEPS = [
     ("server", server.slots, "beside"),
     ("contexts", server.draft, "beside"),
     ("quality", cache.quality, "beside"),
+    ("budget", memory.budget, "beside"),
     ("graphs", correctness.graphs, "beside"),
     ("sanitizer", correctness.sanitizer, "beside"),
     ("faults", faults.missing_pieces, "beside"),
@@ -37,10 +39,11 @@ STEPS = [
     ("ram", speed.experts_in_ram, "alone"),
     ("decode", cache.decode, "alone"),
     ("conditions", cache.conditions, "alone"),
+    ("memory", memory.foreign, "alone"),
     ("exhausted", faults.exhausted, "alone"),
     ("ncmoe", speed.stock_cpu_experts, "alone"),
 ]
-NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "exhausted", "ncmoe"}
+NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "memory", "exhausted", "ncmoe"}
 BESIDE_SECONDS = 240  # the most that the steps beside each other get together, so that what is measured has its time
 RAM_GIB = 26  # touched ahead of measuring: the plugin's copy of the experts and its pinned staging
 

@@ -24,7 +24,7 @@ use crate::abi::own::{F32, Form, I32, OwnTensor};
 use crate::abi::tensor::{Patch, Tensor};
 use crate::device::Device;
 use crate::experts::residency::Reader;
-use crate::experts::shape::{Block, GroupId};
+use crate::experts::shape::{Block, GroupId, Shape};
 
 /// The most tokens of such a block: device kernels for more may rely on a token using no expert twice, and missed experts share slots.
 const MOST_TOKENS: i64 = 4;
@@ -91,6 +91,17 @@ impl Cache {
     /// Where the slots of a group's experts begin in the table.
     fn table_at(&self, group: GroupId) -> usize {
         self.policy.shape().block(group, 0).map_or(0, Block::index)
+    }
+
+    /// Blocks moved: the next graph finds all of them anew.
+    pub(super) fn renew_whole_table(&mut self) {
+        self.changed = Self::all_blocks(self.policy.shape());
+    }
+
+    /// All blocks of a model.
+    pub(super) fn all_blocks(shape: &Shape) -> Vec<Block> {
+        let groups = u32::try_from(shape.groups().len()).unwrap_or(0);
+        (0..groups).flat_map(|group| shape.blocks_of(GroupId(group))).collect()
     }
 
     /// Writes the slots of blocks that came or left into the table, as this graph sees them.

@@ -16,7 +16,9 @@ mod learned;
 mod pace;
 pub(crate) mod pattern;
 mod poison;
+mod pools;
 mod rates;
+mod resize;
 mod steering;
 mod uploads;
 
@@ -29,11 +31,12 @@ use super::residency::{LoadError, Reader, Residency};
 use super::shape::{Block, Group, GroupId, Shape};
 use crate::abi::tensor::Tensor;
 use crate::buffer::{Buffer, BufferError};
-use crate::config::CacheSize;
+use crate::config::{AllocationKind, CacheSize};
 use crate::cpu::team::{self, Team};
-use crate::device::Device;
-use crate::gpu::Mark;
+use crate::device::{CacheRoom, Device};
+use crate::gpu::{DriverError, Mark};
 use crate::graph::TensorKey;
+use crate::memory::{Lease, Use};
 use crate::telemetry::log;
 
 use arena::{Matrix, PoolMemory};
@@ -44,6 +47,7 @@ use steering::Steering;
 
 pub(crate) use ahead::Staged;
 pub(crate) use engine::{BlockRun, EngineError, Outcome, suits};
+pub(crate) use resize::ResizeError;
 
 /// The largest number of tokens that a graph may have for its blocks to be computed by the cache: what device kernels for single
 /// rows take.
@@ -86,6 +90,8 @@ pub(crate) struct Cache {
     groups: HashMap<TensorKey, GroupId>,
     weights: Vec<Weights>,
     pools: Vec<PoolMemory>,
+    /// The pools' bytes.
+    lease: Lease,
     policy: Policy,
     residency: Residency,
     uploads: VecDeque<Upload>,
@@ -160,18 +166,16 @@ pub(crate) enum NoCache {
     /// Memory is missing.
     #[error("no memory for it on {0}")]
     NoMemory(String),
+    /// There is not enough memory beside what others have; later there may be.
+    #[error("no room for it yet")]
+    NoRoom,
     #[error(transparent)]
     Buffer(#[from] BufferError),
 }
 
 impl Cache {
-    /// A cache for the blocks of one graph, with at most `bytes` bytes of the device.
-    pub(crate) fn new(
-        device: &Device,
-        nodes: &[Tensor<'_>],
-        blocks: &[Candidate],
-        bytes: usize,
-    ) -> Result<Self, NoCache> {
+    /// A cache for the blocks of one graph.
+    pub(crate) fn new(device: &Device, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Result<Self, NoCache> {
         let team = team::shared(device.team_options())
             .map_err(|error| NoCache::Unsuitable(format!("no threads for experts in RAM ({error})")))?;
         let mut kinds: Vec<Vec<Matrix>> = Vec::new();
@@ -211,16 +215,27 @@ impl Cache {
             lane.inputs = lane.inputs.max(engine::input_bytes(nodes[block.pattern.up.product]) * tokens);
             lane.outputs = lane.outputs.max(down.nb()[1] * used * tokens);
         }
+        let lane = Lane::new(device, lane)?; // before the rest of the memory is asked for
+        let slots_bytes = match device.cache_size() {
+            CacheSize::SlotsPerLayer(slots) => Self::bytes_for(nodes, blocks, slots),
+            CacheSize::Auto | CacheSize::Off | CacheSize::Mib(_) => 0,
+        };
+        let room = device.cache_room(slots_bytes).ok_or(NoCache::NoRoom)?;
+        let kinds = split(device, &mut groups, kinds, room.most);
+        weights.iter_mut().zip(&groups).for_each(|(weights, group)| weights.pool = group.pool);
         let shape = Shape::new(groups).map_err(|error| NoCache::Unsuitable(error.to_string()))?;
-        let pools = pools(device, &shape, &kinds, bytes)?;
+        let (pools, lease) = pools(device, &shape, &kinds, room)?;
         let sizes: Vec<Pool> = pools
             .iter()
             .zip(&kinds)
-            .map(|(pool, matrices)| Pool { slots: pool.slots, block_bytes: PoolMemory::block_bytes(matrices) as u64 })
+            .map(|(pool, matrices)| Pool {
+                slots: pool.opened(),
+                block_bytes: PoolMemory::block_bytes(matrices) as u64,
+            })
             .collect();
         let mut residency = Residency::new(&shape);
         for (number, pool) in (0_u16..).zip(&pools) {
-            residency.set_slots(number, pool.slots);
+            residency.set_slots(number, pool.opened());
         }
         let (steering, heat) = Steering::new(device, &shape, identity, names);
         let replay = device.replay().and_then(|preset| Replay::new(preset, &shape));
@@ -232,18 +247,17 @@ impl Cache {
                 preset.name
             ));
         }
-        let lane = Lane::new(device, lane)?;
-        let groups_len = u32::try_from(shape.groups().len()).unwrap_or(0);
         let mut cache = Self {
             model_epoch: device.model_epoch(),
             runs_ahead: Self::may_run_ahead(&lane, device),
-            changed: (0..groups_len).flat_map(|group| shape.blocks_of(GroupId(group))).collect(),
+            changed: Self::all_blocks(&shape),
             table_is_old: true,
             groups: keys,
             weights,
             policy: Policy::new(shape, &sizes, pace::policy_settings(device.expert_settings()), heat),
             residency,
             pools,
+            lease,
             uploads: VecDeque::new(),
             waiting: VecDeque::new(),
             reader: None,
@@ -256,7 +270,7 @@ impl Cache {
             poisoned: HashSet::new(),
         };
         cache.poison_free(device)?;
-        cache.announce(device, bytes);
+        cache.announce(device);
         cache.set_out(device);
         Ok(cache)
     }
@@ -278,16 +292,16 @@ impl Cache {
         bytes
     }
 
-    fn announce(&self, device: &Device, bytes: usize) {
-        let slots: u32 = self.pools.iter().map(|pool| pool.slots).sum();
-        let blocks = self.policy.shape().blocks();
+    fn announce(&self, device: &Device) {
+        let (slots, blocks) = self.slots();
         log::notice(&format!(
             "{}: cache of {} MiB on {}: {slots} of {blocks} experts ({:.0}%)",
             device.label(),
-            bytes >> 20,
+            self.arena_bytes() >> 20,
             device.inner_name,
             100.0 * f64::from(slots) / blocks.max(1) as f64,
         ));
+        log::info(&format!("{}: memory of {}: {}", device.label(), device.inner_name, device.account()));
     }
 
     /// Whether it was made for what lies in memory now.
@@ -419,13 +433,41 @@ fn matrix(weight: Tensor<'_>) -> Matrix {
     let quantized = host.is_quantized(weight.type_());
     let unit = weight.nb()[0];
     let padding = if quantized { host.row_size(weight.type_(), ROW_PADDING) } else { 512 };
+    let step = unit;
     // Kernels for whole numbers of bytes load 16 at once.
     let unit = if quantized { unit } else { 16 };
-    Matrix { type_: weight.type_(), bytes: weight.nb()[2], padding, unit }
+    Matrix { type_: weight.type_(), bytes: weight.nb()[2], padding, unit, step }
+}
+
+/// Several pools for a kind of blocks of which kernels cannot find all that could be held in one. Returns the matrices of each pool.
+fn split(device: &Device, groups: &mut [Group], kinds: Vec<Vec<Matrix>>, bytes: usize) -> Vec<Vec<Matrix>> {
+    let largest = device.inner_buffer_type.max_size();
+    let experts = |number: usize| {
+        groups.iter().filter(|group| usize::from(group.pool) == number).map(|group| group.experts).sum::<u32>()
+    };
+    let whole: Vec<usize> = kinds
+        .iter()
+        .enumerate()
+        .map(|(number, kind)| experts(number) as usize * PoolMemory::block_bytes(kind))
+        .collect();
+    let kind = |(kind, bytes): (&Vec<Matrix>, usize)| pools::Kind {
+        wanted: u32::try_from(bytes / PoolMemory::block_bytes(kind).max(1)).unwrap_or(u32::MAX),
+        most: kind.iter().map(|matrix| matrix.most_slots(largest)).min().unwrap_or(0),
+    };
+    let limits: Vec<pools::Kind> = kinds.iter().zip(pools::divide(bytes, &whole)).map(kind).collect();
+    pools::split(groups, &limits).into_iter().map(|kind| kinds[kind].clone()).collect()
 }
 
 /// Divides the memory among the pools by what all their blocks would take.
-fn pools(device: &Device, shape: &Shape, kinds: &[Vec<Matrix>], bytes: usize) -> Result<Vec<PoolMemory>, NoCache> {
+fn pools(
+    device: &Device,
+    shape: &Shape,
+    kinds: &[Vec<Matrix>],
+    room: CacheRoom,
+) -> Result<(Vec<PoolMemory>, Lease), NoCache> {
+    let no_memory = || NoCache::NoMemory(device.inner_name.clone());
+    let lease = device.account().lease(Use::Arena, 0, None).ok_or_else(no_memory)?;
+    let largest = device.inner_buffer_type.max_size();
     let all = |pool: usize| -> usize {
         shape.groups().iter().filter(|group| usize::from(group.pool) == pool).map(|group| group.experts as usize).sum()
     };
@@ -436,17 +478,61 @@ fn pools(device: &Device, shape: &Shape, kinds: &[Vec<Matrix>], bytes: usize) ->
         }
         CacheSize::Auto | CacheSize::Off | CacheSize::Mib(_) => all(pool),
     };
-    let total: usize = kinds.iter().enumerate().map(|(pool, kind)| weight(pool) * PoolMemory::block_bytes(kind)).sum();
-    let mut out = Vec::with_capacity(kinds.len());
-    for (pool, kind) in kinds.iter().enumerate() {
-        let zeros = arena::ZERO_SLOTS as usize * PoolMemory::block_bytes(kind);
-        let whole = weight(pool) * PoolMemory::block_bytes(kind);
-        let room = (bytes as u128 * whole as u128) / total.max(1) as u128;
-        let room = usize::try_from(room).unwrap_or(usize::MAX);
-        let slots = room.saturating_sub(zeros) / PoolMemory::block_bytes(kind).max(1);
-        let slots = u32::try_from(slots.min(all(pool))).unwrap_or(u32::MAX);
-        let memory = PoolMemory::allocate(device, kind, slots, 1);
-        out.push(memory.ok_or_else(|| NoCache::NoMemory(device.inner_name.clone()))?);
+    let whole: Vec<usize> =
+        kinds.iter().enumerate().map(|(pool, kind)| weight(pool) * PoolMemory::block_bytes(kind)).collect();
+    let (mut start, mut raised) = (room.start, false);
+    loop {
+        match allocate(device, kinds, &whole, largest, CacheRoom { start, ..room }) {
+            Ok(pools) => {
+                lease.resize(pools.iter().map(PoolMemory::bytes).sum());
+                return Ok((pools, lease));
+            }
+            Err(Some(DriverError::OutOfMemory)) if start > 0 => (start, raised) = (start / 10 * 9, true),
+            Err(None) if !raised => (start, raised) = (room.may, true), // the part to start with holds no block
+            Err(Some(DriverError::OutOfMemory)) => return Err(NoCache::NoRoom),
+            // With more memory there will be room, unless this is all that it shall ever have.
+            Err(None) if room.may < room.most => return Err(NoCache::NoRoom),
+            Err(None) => return Err(no_memory()),
+            Err(Some(error)) => return Err(BufferError::from(error).into()),
+        }
     }
+}
+
+/// The pools, with what there is to start with; `Err(None)` if that is not enough for a block.
+fn allocate(
+    device: &Device,
+    kinds: &[Vec<Matrix>],
+    whole: &[usize],
+    largest: usize,
+    room: CacheRoom,
+) -> Result<Vec<PoolMemory>, Option<DriverError>> {
+    let driver = device.driver();
+    let [starts, mosts, limits] = [room.start, room.most, room.limit].map(|bytes| pools::divide(bytes, whole));
+    let mut out = Vec::with_capacity(kinds.len());
+    for (number, kind) in kinds.iter().enumerate() {
+        if device.allocation_fails(AllocationKind::Device) {
+            return Err(Some(DriverError::OutOfMemory));
+        }
+        let (start, most) = (starts[number], mosts[number]);
+        let block = PoolMemory::block_bytes(kind).max(1);
+        let bound = kind.iter().map(|matrix| matrix.most_slots(largest) as usize).min().unwrap_or(0);
+        let slots = |bytes: usize| {
+            let slots =
+                (bytes / block).saturating_sub(arena::ZERO_SLOTS as usize).min(bound).min(whole[number] / block);
+            u32::try_from(slots).unwrap_or(u32::MAX)
+        };
+        let (least, all) = (slots(start), slots(most.max(start)));
+        if least == 0 {
+            return Err(None);
+        }
+        let mut pool = PoolMemory::reserve(driver, kind, all, least, device.may_resize())?;
+        let fits = pool.slots_for(start).filter(|slots| *slots > 0);
+        // A size that is smaller than the pieces of a driver's memory is rounded up to them, if there is room.
+        let rounded = || Some(least).filter(|slots| pool.bytes_for(*slots) <= limits[number]);
+        let open = if pool.is_elastic() { fits.or_else(rounded).ok_or(None)? } else { least };
+        pool.open(driver, open)?;
+        out.push(pool);
+    }
+    driver.synchronize()?;
     Ok(out)
 }

@@ -143,7 +143,7 @@ impl Cache {
                 PoolMemory::block_bytes(&matrices) as u64
             })
             .collect();
-        let slots: Vec<u32> = self.pools.iter().map(|pool| pool.slots).collect();
+        let slots: Vec<u32> = self.pools.iter().map(PoolMemory::opened).collect();
         let shape = self.policy.shape();
         let bytes_of = |pool: u16| sizes.get(usize::from(pool)).copied().unwrap_or(0) as f64;
         let (uses, all): (f64, f64) = shape.groups().iter().fold((0.0, 0.0), |(uses, all), group| {
