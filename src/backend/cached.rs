@@ -110,6 +110,9 @@ impl Backend {
         counters.misses += outcome.misses;
         counters.cpu_bytes += outcome.cpu_bytes;
         counters.upload_bytes += outcome.upload_bytes;
+        counters.waits += 1;
+        counters.wait_ns += outcome.wait_ns;
+        counters.team_ns += outcome.team_ns;
         Ok(status)
     }
 
@@ -123,10 +126,15 @@ impl Backend {
         match ended {
             Ok(bytes) => {
                 state.counters.upload_bytes += bytes;
+                let moved = cache.take_moved();
+                state.counters.uploads += moved.uploads;
+                state.counters.evictions += moved.evictions;
+                state.reporter.cache = Some(cache.state());
                 self.device.put_cache(Some(cache));
             }
             Err(error) => {
                 log::notice(&format!("{}: the cache is dropped: {error}", self.device.label()));
+                self.device.board.clear_cache(Some(&error));
                 self.inner.synchronize();
                 drop(cache);
                 self.device.give_up_cache();

@@ -16,6 +16,7 @@ use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 
+use crate::abi::OpClass;
 use crate::abi::graph::{Graph, GraphError, describe};
 use crate::abi::inner::{self, Passport, Status};
 use crate::abi::tensor::Tensor;
@@ -25,7 +26,7 @@ use crate::device::Device;
 use crate::experts::cache::{self, Candidate, EngineError};
 use crate::experts::{PlainError, PlainPath};
 use crate::graph::{ExpertWeight, Plan, PlanCache, ReplayLedger, Run, Step, plan};
-use crate::telemetry::{Counters, log};
+use crate::telemetry::{Busy, Counters, PassShape, Reporter, log};
 
 /// A backend of ours.
 pub(crate) struct Backend {
@@ -44,6 +45,7 @@ struct State {
     counters: Counters,
     replays: ReplayLedger,
     told: HashSet<String>,
+    reporter: Reporter,
     layout_epoch: u64,
 }
 
@@ -52,6 +54,8 @@ struct State {
 struct Planned {
     plan: Plan,
     blocks: Vec<Candidate>,
+    /// Its tokens, if it holds experts.
+    pass: Option<PassShape>,
 }
 
 /// A graph could not be run.
@@ -117,8 +121,10 @@ impl Backend {
             self.note_use()?;
             return Ok(status);
         }
+        let busy = Busy::new();
         let mut state = self.state.lock().take().unwrap_or_default();
         let outcome = self.run(&mut state, graph);
+        self.device.board.publish(&mut state.reporter, &mut state.counters, &busy);
         *self.state.lock() = Some(state);
         self.note_use()?;
         outcome
@@ -140,7 +146,8 @@ impl Backend {
             tell_plan(self.device, &mut state.told, &nodes, &planned.plan);
             planned
         });
-        let Planned { plan, blocks } = &*plan;
+        let Planned { plan, blocks, pass } = &*plan;
+        state.reporter.pass = *pass;
         let counters = &mut state.counters;
         counters.graphs += 1;
         counters.nodes += key.count as u64;
@@ -199,7 +206,7 @@ impl Backend {
             true
         });
         // Blocks are offered in the order of the graph.
-        Planned { plan, blocks }
+        Planned { plan, blocks, pass: pass_shape(nodes) }
     }
 
     fn run_step(
@@ -247,7 +254,7 @@ impl Backend {
 
     /// What this backend did so far.
     pub(crate) fn counters(&self) -> Counters {
-        self.state.lock().as_ref().map(|state| state.counters.clone()).unwrap_or_default()
+        self.state.lock().as_ref().map(|state| state.counters).unwrap_or_default()
     }
 
     /// Makes the inner stream wait for what was uploaded to the device's memory so far.
@@ -288,11 +295,26 @@ impl Drop for Backend {
         if let Some(driver) = self.device.opened_driver() {
             driver.forget(&self.inner);
         }
+        self.device.board.finish();
         if log::shows(LogDetail::Debug) {
             let summary = self.counters().json(self.device.label(), &self.device.inner_name);
             log::debug(&format!("summary {summary}"));
         }
     }
+}
+
+/// The tokens of a graph, by its first and last expert product; `None` without any, and for llama.cpp's first graph, which uses all experts.
+fn pass_shape(nodes: &[Tensor<'_>]) -> Option<PassShape> {
+    let is_product =
+        |node: &&Tensor<'_>| node.op_class() == OpClass::ExpertProduct && node.source(0).is_some_and(|w| w.ne()[2] > 1);
+    let first = nodes.iter().find(is_product)?;
+    let last = nodes.iter().rev().find(is_product)?;
+    let tokens = |node: &Tensor<'_>| node.source(2).map_or(0, |ids| u32::try_from(ids.ne()[1]).unwrap_or(0));
+    let weight = first.source(0)?;
+    if first.source(2)?.ne()[0] == weight.ne()[2] {
+        return None;
+    }
+    Some(PassShape { tokens: tokens(first), outputs: tokens(last), leader: weight.key().0 as u64 })
 }
 
 /// Whether a weight lies in an expert buffer of ours, and then whether the device reads it there.

@@ -1,6 +1,7 @@
-//! The command beside the plugin: tells what the plugin understands, and simulates its cache.
+//! The command beside the plugin: tells what the plugin understands and what it does, and simulates its cache.
 
 mod sim;
+mod top;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ enum Command {
     },
     /// Simulate the expert cache on a trace of routing: hits and uploads per token.
     Sim(sim::SimArguments),
+    /// Show the counters of running processes.
+    Top(top::TopArguments),
     /// Print the version.
     Version,
 }
@@ -36,11 +39,11 @@ fn main() -> ExitCode {
         Command::Keys { markdown: false } => keys(),
         Command::Sim(arguments) => match sim::run(&arguments) {
             Ok(text) => text,
-            Err(error) => {
-                // Standard error may be closed; the exit code says it, too.
-                let _ = writeln!(std::io::stderr(), "ggml-moe sim: {error}");
-                return ExitCode::FAILURE;
-            }
+            Err(error) => return failure("sim", &error),
+        },
+        Command::Top(arguments) => match top::run(&arguments) {
+            Ok(text) => text,
+            Err(error) => return failure("top", &error),
         },
         Command::Version => format!("ggml-moe {}\n", env!("CARGO_PKG_VERSION")),
     };
@@ -50,6 +53,12 @@ fn main() -> ExitCode {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
+}
+
+fn failure(command: &str, error: &str) -> ExitCode {
+    // Standard error may be closed; the exit code says it, too.
+    let _ = writeln!(std::io::stderr(), "ggml-moe {command}: {error}");
+    ExitCode::FAILURE
 }
 
 fn keys() -> String {

@@ -76,6 +76,17 @@ pub enum CacheSize {
     Mib(usize),
 }
 
+/// Whether and where the counters can be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Socket {
+    /// Nowhere.
+    Off,
+    /// In a private folder, once there is a cache.
+    Auto,
+    /// In this file.
+    Path(std::path::PathBuf),
+}
+
 /// The resolved settings of this process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -93,6 +104,8 @@ pub struct Config {
     pub vram_reserve_mb: u64,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
+    /// Where the counters can be read.
+    pub socket: Socket,
     /// A preset of the simulator whose routing replaces the model's (benchmarks only).
     pub replay: Option<&'static crate::sim::Preset>,
     /// What the CUDA driver is made to look like (tests only).
@@ -119,6 +132,7 @@ impl Default for Config {
             cache: CacheSize::Off,
             vram_reserve_mb: 384,
             threads: None,
+            socket: Socket::Auto,
             replay: None,
             debug_cuda: None,
             debug_panic: None,

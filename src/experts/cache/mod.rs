@@ -11,6 +11,7 @@ mod arena;
 mod engine;
 mod lane;
 pub(crate) mod pattern;
+mod report;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -83,6 +84,8 @@ pub(crate) struct Cache {
     lane: Lane,
     team: Arc<Team>,
     replay: Option<Replay>,
+    moved: report::Moved,
+    expected_hits: f64,
 }
 
 /// A simulated routing that replaces the model's, for benchmarks.
@@ -199,7 +202,7 @@ impl Cache {
                 preset.name
             ));
         }
-        let cache = Self {
+        let mut cache = Self {
             model_epoch: device.model_epoch(),
             groups: keys,
             weights,
@@ -212,21 +215,11 @@ impl Cache {
             lane: Lane::new(device, lane)?,
             team,
             replay,
+            moved: report::Moved::default(),
+            expected_hits: 0.0,
         };
         cache.announce(device, bytes);
         Ok(cache)
-    }
-
-    fn announce(&self, device: &Device, bytes: usize) {
-        let slots: u32 = self.pools.iter().map(|pool| pool.slots).sum();
-        let blocks = self.policy.shape().blocks();
-        log::notice(&format!(
-            "{}: cache of {} MiB on {}: {slots} of {blocks} experts ({:.0}%)",
-            device.label(),
-            bytes >> 20,
-            device.inner_name,
-            100.0 * f64::from(slots) / blocks.max(1) as f64,
-        ));
     }
 
     /// Whether it was made for what lies in memory now.
@@ -286,6 +279,7 @@ impl Cache {
         for admission in admissions {
             if let Some(evicted) = admission.evicts {
                 self.residency.leave(evicted);
+                self.moved.evictions += 1;
             }
             match self.residency.load(admission.block) {
                 Ok(slot) => bytes += self.upload(device, admission.block, slot.0)?,
@@ -306,6 +300,7 @@ impl Cache {
             engine::upload(device, plane.place(slot), source, weight.expert_bytes)?;
             bytes += weight.expert_bytes as u64;
         }
+        self.moved.uploads += 1;
         self.uploads.push_back(Upload { block, mark: device.driver().mark()? });
         Ok(bytes)
     }
