@@ -69,3 +69,5 @@ mod splits;
 mod state;
 #[path = "hosts/summary.rs"]
 mod summary;
+#[path = "hosts/telemetry.rs"]
+mod telemetry;

@@ -303,7 +303,7 @@ impl Drop for Backend {
     }
 }
 
-/// The tokens of a graph, by its first and last expert product; `None` without any, and for llama.cpp's first graph, which uses all experts.
+/// The tokens of a graph, by its first and last expert product; `None` without any, and for a warm-up that uses all experts.
 fn pass_shape(nodes: &[Tensor<'_>]) -> Option<PassShape> {
     let is_product =
         |node: &&Tensor<'_>| node.op_class() == OpClass::ExpertProduct && node.source(0).is_some_and(|w| w.ne()[2] > 1);

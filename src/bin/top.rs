@@ -42,13 +42,15 @@ pub(crate) fn run(arguments: &TopArguments) -> Result<String, String> {
     if arguments.once || !std::io::stdout().is_terminal() {
         return Ok(page(&answers(arguments)?));
     }
+    let mut clear = "\x1b[2J";
     loop {
         // Home, then clear what is left of each line and of the screen: nothing flickers.
         let page = page(&answers(arguments)?).replace('\n', "\x1b[K\n");
-        let written = write!(std::io::stdout(), "\x1b[H{page}\x1b[J").and_then(|()| std::io::stdout().flush());
+        let written = write!(std::io::stdout(), "{clear}\x1b[H{page}\x1b[J").and_then(|()| std::io::stdout().flush());
         if written.is_err() {
             return Ok(String::new());
         }
+        clear = "";
         std::thread::sleep(Duration::from_secs_f64(arguments.interval));
     }
 }
@@ -69,7 +71,9 @@ fn answers(arguments: &TopArguments) -> Result<Vec<Answer>, String> {
 fn page(answers: &[Answer]) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
-    let mut line = |text: String| drop(writeln!(out, "{}", plain(&text)));
+    let mut line = |text: String| {
+        let _ = writeln!(out, "{}", plain(&text));
+    };
     for (path, answer) in answers {
         match answer.as_ref().map(|text| Value::read(text)) {
             Ok(Some(process)) => show(&process, &mut line),

@@ -139,10 +139,15 @@ pub(crate) struct PassShape {
     pub(crate) leader: u64,
 }
 
+/// Tokens of llama.cpp's warm-up.
+const WARM_UP_TOKENS: u32 = 2;
+
 /// What a backend has yet to add to its device's board.
 #[derive(Debug, Default)]
 pub(crate) struct Reporter {
     told: Counters,
+    /// Whether a graph ran before.
+    ran: bool,
     /// The graph that runs.
     pub(crate) pass: Option<PassShape>,
     /// The cache after it.
@@ -179,7 +184,10 @@ impl Board {
     /// A graph is over: adds what its backend counted since it did so last. The graph's tokens are added to `counters` as well.
     pub(crate) fn publish(&self, reporter: &mut Reporter, counters: &mut Counters, busy: &Busy) {
         let work = counters.since(&reporter.told);
-        let pass = reporter.pass.take().map(|shape| Pass {
+        // llama.cpp's warm-up is the first graph of a context, of one or two tokens, and is no request.
+        let first = !std::mem::replace(&mut reporter.ran, true);
+        let shape = reporter.pass.take().filter(|shape| !(first && shape.tokens <= WARM_UP_TOKENS));
+        let pass = shape.map(|shape| Pass {
             tokens: shape.tokens,
             outputs: shape.outputs,
             leader: shape.leader,
@@ -308,6 +316,7 @@ mod tests {
         let (mut one, mut other) = ((Reporter::default(), Counters::default()), <(Reporter, Counters)>::default());
         graph(&board, &mut one.0, &mut one.1, 30, 1);
         graph(&board, &mut one.0, &mut one.1, 1, 1);
+        other.0.ran = true;
         graph(&board, &mut other.0, &mut other.1, 1, 1);
         board.set_cache(CacheState { slots: 3, blocks: 12, mode: Mode::Frequency, ..CacheState::default() });
         assert_eq!((one.1.prompt_tokens, one.1.tokens, other.1.tokens), (30, 1, 1));
@@ -321,6 +330,17 @@ mod tests {
         let value: serde_json::Value = serde_json::from_str(&board.json(now_us())).unwrap();
         assert_eq!((&value["requests"][0]["open"], &value["no_cache"]), (&false.into(), &"no memory".into()));
         assert_eq!(value["cache"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn the_warm_up_is_no_request() {
+        let board = board();
+        let (mut reporter, mut counters) = (Reporter::default(), Counters::default());
+        graph(&board, &mut reporter, &mut counters, 2, 1);
+        assert_eq!((board.state.lock().requests.open(), counters.prompt_tokens), (None, 0));
+        graph(&board, &mut reporter, &mut counters, 2, 1);
+        assert_eq!(board.state.lock().requests.open().map(|request| request.work.prompt_tokens), Some(2));
+        assert_eq!(board.state.lock().total.hits, 10, "its work counts");
     }
 
     #[test]

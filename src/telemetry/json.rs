@@ -37,8 +37,10 @@ impl Object {
     pub fn real(&mut self, name: &str, value: Option<f64>, decimals: usize) -> &mut Self {
         let out = self.name(name);
         match value.filter(|value| value.is_finite()) {
-            // Writing to a String cannot fail.
-            Some(value) => drop(write!(out, "{value:.decimals$}")),
+            Some(value) => {
+                // Writing to a String cannot fail.
+                let _ = write!(out, "{value:.decimals$}");
+            }
             None => out.push_str("null"),
         }
         self

@@ -32,7 +32,7 @@ impl Cache {
             _ => format!(", {} MiB used", self.arena_bytes() >> 20),
         };
         log::notice(&format!(
-            "{}: expert cache of {} MiB on {} ({size}{less}) holds {} of {} experts ({:.0}%); the others are computed in RAM by {}; about \
+            "{}: expert cache of {} MiB on {} ({size}{less}): room for {} of {} experts ({:.0}%); the others are computed in RAM by {}; about \
              {:.0}% of uses should hit ({})",
             device.label(),
             bytes >> 20,

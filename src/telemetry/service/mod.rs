@@ -30,6 +30,8 @@ use crate::config::Socket;
 const STACK_BYTES: usize = 512 << 10;
 /// How long the end of the process waits for an answer that is being made.
 const STOP: Duration = Duration::from_secs(2);
+/// How long it waits for the lock, which nobody has for long.
+const LOCK: Duration = Duration::from_millis(200);
 /// Answers between two looks at the requests.
 const ANSWERS_PER_TURN: usize = 64;
 /// After a failure to accept (too many open files), nobody is answered for so long.
@@ -67,7 +69,7 @@ pub(crate) fn start(setting: &Socket, working: bool) {
         _ => automatic(),
     };
     match made.and_then(|(listener, path)| serve_in_background(listener, path)) {
-        Ok(path) => log::info(&format!("counters are told at {} (ggml-moe top)", path.display())),
+        Ok(path) => log::info(&format!("counters can be read at {} (ggml-moe top)", path.display())),
         // Nobody asked for the automatic one.
         Err(reason) if *setting == Socket::Auto => log::info(&format!("no socket for counters: {reason}")),
         Err(reason) => log::notice(&format!("no socket for counters: {reason}; set socket=auto or another path")),
@@ -143,7 +145,9 @@ extern "C" fn stop_at_exit() {
 
 /// Stops the thread and removes the socket; in a process that was split off, does nothing.
 fn stop() {
-    let Some(service) = SERVICE.lock().take().filter(|service| service.pid == std::process::id()) else { return };
+    // A host may exit in a signal handler, on a thread that has this lock.
+    let service = SERVICE.try_lock_for(LOCK).and_then(|mut service| service.take());
+    let Some(service) = service.filter(|service| service.pid == std::process::id()) else { return };
     STOPPING.store(true, Ordering::Release);
     let _ = system::send(&service.bell, &[0]);
     // In vain if the thread is stuck in the host's log, which is about to go: nothing better can be done.
