@@ -139,15 +139,38 @@ pub(crate) struct PassShape {
     pub(crate) leader: u64,
 }
 
-/// Tokens of llama.cpp's warm-up.
-const WARM_UP_TOKENS: u32 = 2;
+/// Graphs by which llama.cpp tries a new context before anybody asks: the warm-up, of one or two tokens, and llama-server's test of whether
+/// tokens can be taken back, of two tokens with one output. They are no requests.
+#[derive(Debug, Default)]
+struct Trials {
+    graphs: u32,
+    over: bool,
+}
+
+impl Trials {
+    /// Takes them out. Graphs without experts are none.
+    fn filter(&mut self, shape: Option<PassShape>) -> Option<PassShape> {
+        let shape = shape?;
+        if self.over {
+            return Some(shape);
+        }
+        let is_trial = match self.graphs {
+            0 => shape.tokens <= 2,
+            1 => shape.tokens == 2 && shape.outputs == 1,
+            _ => false,
+        };
+        self.graphs += 1;
+        self.over = !is_trial;
+        (!is_trial).then_some(shape)
+    }
+}
 
 /// What a backend has yet to add to its device's board.
 #[derive(Debug, Default)]
 pub(crate) struct Reporter {
     told: Counters,
-    /// Whether a graph ran before.
-    ran: bool,
+    /// Graphs that ran, until one was more than a trial.
+    trials: Trials,
     /// The graph that runs.
     pub(crate) pass: Option<PassShape>,
     /// The cache after it.
@@ -184,9 +207,7 @@ impl Board {
     /// A graph is over: adds what its backend counted since it did so last. The graph's tokens are added to `counters` as well.
     pub(crate) fn publish(&self, reporter: &mut Reporter, counters: &mut Counters, busy: &Busy) {
         let work = counters.since(&reporter.told);
-        // llama.cpp's warm-up is the first graph of a context, of one or two tokens, and is no request.
-        let first = !std::mem::replace(&mut reporter.ran, true);
-        let shape = reporter.pass.take().filter(|shape| !(first && shape.tokens <= WARM_UP_TOKENS));
+        let shape = reporter.trials.filter(reporter.pass.take());
         let pass = shape.map(|shape| Pass {
             tokens: shape.tokens,
             outputs: shape.outputs,
@@ -316,7 +337,7 @@ mod tests {
         let (mut one, mut other) = ((Reporter::default(), Counters::default()), <(Reporter, Counters)>::default());
         graph(&board, &mut one.0, &mut one.1, 30, 1);
         graph(&board, &mut one.0, &mut one.1, 1, 1);
-        other.0.ran = true;
+        other.0.trials.over = true;
         graph(&board, &mut other.0, &mut other.1, 1, 1);
         board.set_cache(CacheState { slots: 3, blocks: 12, mode: Mode::Frequency, ..CacheState::default() });
         assert_eq!((one.1.prompt_tokens, one.1.tokens, other.1.tokens), (30, 1, 1));
@@ -339,8 +360,12 @@ mod tests {
         graph(&board, &mut reporter, &mut counters, 2, 1);
         assert_eq!((board.state.lock().requests.open(), counters.prompt_tokens), (None, 0));
         graph(&board, &mut reporter, &mut counters, 2, 1);
+        assert_eq!(board.state.lock().requests.open(), None, "the server's test of its context");
+        graph(&board, &mut reporter, &mut counters, 2, 1);
         assert_eq!(board.state.lock().requests.open().map(|request| request.work.prompt_tokens), Some(2));
-        assert_eq!(board.state.lock().total.hits, 10, "its work counts");
+        graph(&board, &mut reporter, &mut counters, 1, 1);
+        assert_eq!((counters.prompt_tokens, counters.tokens), (2, 1));
+        assert_eq!(board.state.lock().total.hits, 20, "their work counts");
     }
 
     #[test]

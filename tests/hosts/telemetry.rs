@@ -79,13 +79,14 @@ fn requests_add_up_and_the_socket_answers() {
 
     let side = Side::Plugin { keys: "inner=CPU;log=debug;cache=6", device: "MoE0" };
     let mut command = tool("llama-server", side, &fixture_model(), 2);
-    // The warm-up belongs to no request, so the sums would differ by it.
-    command.args(["-c", "4096", "-np", "4", "--no-warmup"]).env("XDG_RUNTIME_DIR", place.path());
+    command.args(["-c", "4096", "-np", "4"]).env("XDG_RUNTIME_DIR", place.path());
     let mut server = Server::launch(&mut command);
     server.wait_ready();
     let pid = server.process().id();
     let socket = folder.join(format!("{pid}.sock"));
-    assert!(!socket.exists(), "nothing ran yet that a cache is for");
+    // The host has tried its context, which is no request.
+    let before = counters(&socket);
+    assert!(requests(&before).is_empty(), "{before}");
 
     // Two requests, one after the other.
     assert_eq!(server.complete("A list comprehension is a", 32, 0).tokens.len(), 32);
@@ -137,7 +138,10 @@ fn requests_add_up_and_the_socket_answers() {
     let (log, lines) = (finished.log(), lines(&finished));
     assert_eq!(lines.len(), 3, "{}", finished.report("one line for each request"));
     let decoded: Vec<f64> = lines.iter().map(|line| number(line, " decoded")).collect();
-    assert_eq!(decoded, [31.0, 23.0, 4.0 * 119.0], "the first token of each comes from the prompt");
+    assert_eq!(decoded[..2], [31.0, 23.0], "the first token of each comes from the prompt");
+    // The last token of a prompt may be computed by itself, and then looks like decoding.
+    assert!((4.0 * 119.0..=4.0 * 120.0).contains(&decoded[2]), "{decoded:?}");
+    let trials = |counter: &str| before["devices"][0]["counters"][counter].as_u64().expect("a counter");
     let sum = |words: &str| lines.iter().map(|line| number(line, words)).sum::<f64>();
     for (words, counter) in [
         (" prompt tokens", "prompt_tokens"),
@@ -148,12 +152,15 @@ fn requests_add_up_and_the_socket_answers() {
     ] {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "printed whole")]
         let told = sum(words) as u64;
-        assert_eq!(told, total(&log, counter), "{}", finished.report(counter));
+        assert_eq!(told, total(&log, counter) - trials(counter), "{}", finished.report(counter));
         assert!(told > 0, "{counter}");
     }
-    for (words, counter) in [(" MB computed by the CPU", "cpu_bytes"), (" MB over the link", "upload_bytes")] {
-        let exact = total(&log, counter) as f64 / 1e6;
-        assert!((sum(words) - exact).abs() < 0.2 && exact > 1.0, "{}", finished.report(counter));
+    for (words, counted) in
+        [(" MB computed by the CPU", &["cpu_bytes"][..]), (" MB over the link", &["upload_bytes", "expert_bytes"][..])]
+    {
+        let exact: u64 = counted.iter().map(|counter| total(&log, counter) - trials(counter)).sum();
+        let exact = exact as f64 / 1e6;
+        assert!((sum(words) - exact).abs() < 0.2 && exact > 1.0, "{}", finished.report(words));
     }
     assert!(total(&log, "evictions") > 0 && total(&log, "team_ns") > 0 && total(&log, "waits") > 0, "{log}");
     for counter in
