@@ -195,7 +195,7 @@ fn others_are_refused(place: &Path, socket: &Path) {
     }
     let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("may");
     let folder = socket.parent().expect("a folder");
-    [place, folder].map(|path| open(path, 0o755));
+    [place, folder].into_iter().for_each(|path| open(path, 0o755));
     open(socket, 0o666);
     let command = place.join("top");
     fs::copy(env!("CARGO_BIN_EXE_ggml-moe"), &command).expect("a copy");
@@ -205,7 +205,7 @@ fn others_are_refused(place: &Path, socket: &Path) {
     assert!(!refused.status.success() && refused.stdout.is_empty(), "{reason}");
     assert!(reason.contains("its own user only"), "{reason}");
     assert!(ask(0).expect("the command starts").status.success(), "and its own user does");
-    [place, folder].map(|path| open(path, 0o700));
+    [place, folder].into_iter().for_each(|path| open(path, 0o700));
 }
 
 /// Perplexity of a few single tokens, with a setting for the socket.
