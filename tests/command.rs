@@ -1,6 +1,8 @@
 //! The command `ggml-moe` as a user calls it: output, files, errors, exit codes.
 #![expect(clippy::expect_used, reason = "a test reports by panicking")]
 
+use std::io::Write as _;
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Output};
 
 fn run(arguments: &[&str]) -> Output {
@@ -189,4 +191,47 @@ fn what_cannot_be_done_with_a_state_is_told() {
     assert_eq!(std::fs::read_to_string(&file).expect("the file"), STATE, "nothing was changed");
     assert!(std::path::Path::new(&broken).exists(), "and the broken file was left alone");
     assert_eq!(run(&["state", "reset", "--file", &file]).status.code(), Some(2), "a model or --all");
+}
+
+/// A process that answers so, once.
+fn told_by(answer: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("own.sock");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let answer = answer.to_owned();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("somebody asks");
+        stream.write_all(answer.as_bytes()).expect("the answer is taken");
+    });
+    (folder, path.to_str().expect("text").to_owned())
+}
+
+#[test]
+fn top_shows_what_a_process_tells() {
+    let answer = r#"{"format":1,"version":"9.9","pid":77,"program":"llama\u001b[2Jserver","uptime_s":180.0,"devices":[
+        {"name":"MoE0","inner":"CUDA0","cache":{"mode":"recency","bytes":2000000000,"slots":50,"experts":200,"share":0.25,
+         "resident":40,"loading":3,"threads":7},"counters":{"hits":30,"misses":10,"tokens":5,"prompt_tokens":9},
+         "rates":{"window_s":5.0,"tokens":12.34},
+         "requests":[{"number":1,"open":false},{"number":2,"open":true,"tokens":5,"tokens_per_second":12.5}]},
+        {"name":"MoE1","inner":"CUDA1","cache":null,"no_cache":"no memory"}]}"#;
+    let (_folder, socket) = told_by(answer);
+    let page = printed(&["top", "--once", "--socket", &socket]);
+    for part in [
+        "llama?[2Jserver (pid 77), ggml-moe 9.9, 3 minutes",
+        "MoE0 over CUDA0: cache of 2.0 GB for 50 of 200 experts (25%), 40 there, 3 on their way, by recent use; 7 threads",
+        "9 prompt tokens, 5 decoded; 75.0% hits",
+        "last 5 s: 12.3 tokens decoded/s",
+        "request 2 (runs): 0 prompt tokens, 5 decoded at 12.5/s",
+        "MoE1 over CUDA1: no cache: no memory",
+    ] {
+        assert!(page.contains(part), "{part:?} in {page}");
+    }
+    let (_folder, socket) = told_by(answer);
+    assert_eq!(printed(&["top", "--json", "--socket", &socket]).trim_end(), answer);
+    let (_folder, socket) = told_by("[[[");
+    assert!(printed(&["top", "--once", "--socket", &socket]).contains("not understood"));
+    let (_folder, socket) = told_by("");
+    assert!(refused(&["top", "--once", "--socket", &socket]).contains("its own user only"));
+    assert!(refused(&["top", "--socket", "/no/such.sock"]).contains("/no/such.sock: No such file"));
+    assert!(refused(&["top", "--interval", "0"]).contains("0.1 to 3600"));
 }

@@ -75,3 +75,5 @@ mod splits;
 mod state;
 #[path = "hosts/summary.rs"]
 mod summary;
+#[path = "hosts/telemetry.rs"]
+mod telemetry;

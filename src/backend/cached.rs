@@ -113,7 +113,8 @@ impl Backend {
         let outcome = cache.run(&run, &mut retired, compute);
         state.plain.keep_retired(retired);
         let (status, outcome) = outcome?;
-        state.counters.add(&outcome);
+        state.counters.note(&outcome);
+        state.counters.waits += 1;
         Ok(status)
     }
 
@@ -127,6 +128,10 @@ impl Backend {
         match ended {
             Ok(bytes) => {
                 state.counters.upload_bytes += bytes;
+                let moved = cache.take_moved();
+                state.counters.uploads += moved.uploads;
+                state.counters.evictions += moved.evictions;
+                state.reporter.cache = Some(cache.state());
                 // Whoever gets the cache next may take memory from it: what reads it must be known, or done.
                 if !cache.is_elastic() || self.device.has_several_backends() {
                     self.inner.synchronize();
@@ -144,6 +149,7 @@ impl Backend {
             }
             Err(error) => {
                 log::notice(&format!("{}: the cache is dropped: {error}", self.device.label()));
+                self.device.board.clear_cache(Some(&error));
                 self.inner.synchronize();
                 drop(cache);
                 self.device.give_up_cache();

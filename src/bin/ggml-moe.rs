@@ -1,7 +1,8 @@
-//! The command beside the plugin: tells what the plugin understands and remembers, and simulates its cache.
+//! The command beside the plugin: tells what the plugin understands, remembers and does, and simulates its cache.
 
 mod sim;
 mod state;
+mod top;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -29,6 +30,8 @@ enum Command {
     Sim(sim::SimArguments),
     /// Show, reset or merge what the plugin remembers of models.
     State(state::StateArguments),
+    /// Show the counters of running processes.
+    Top(top::TopArguments),
     /// Print the version.
     Version,
 }
@@ -39,11 +42,11 @@ fn main() -> ExitCode {
         Command::Keys { markdown: false } => keys(),
         Command::Sim(arguments) => match sim::run(&arguments) {
             Ok(text) => text,
-            Err(error) => {
-                // Standard error may be closed; the exit code says it, too.
-                let _ = writeln!(std::io::stderr(), "ggml-moe sim: {error}");
-                return ExitCode::FAILURE;
-            }
+            Err(error) => return failure("sim", &error),
+        },
+        Command::Top(arguments) => match top::run(&arguments) {
+            Ok(text) => text,
+            Err(error) => return failure("top", &error),
         },
         Command::State(arguments) => match state::run(&arguments) {
             Ok(text) => text,
@@ -60,6 +63,12 @@ fn main() -> ExitCode {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
+}
+
+fn failure(command: &str, error: &str) -> ExitCode {
+    // Standard error may be closed; the exit code says it, too.
+    let _ = writeln!(std::io::stderr(), "ggml-moe {command}: {error}");
+    ExitCode::FAILURE
 }
 
 fn keys() -> String {

@@ -81,6 +81,17 @@ pub enum CacheSize {
     SlotsPerLayer(u32),
 }
 
+/// Whether and where the counters can be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Socket {
+    /// Nowhere.
+    Off,
+    /// In a private folder, once there is a cache.
+    Auto,
+    /// In this file.
+    Path(std::path::PathBuf),
+}
+
 /// The resolved settings of this process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -102,6 +113,8 @@ pub struct Config {
     pub threads: Option<u32>,
     /// What is learned, how uploads are bounded, who decides.
     pub experts: ExpertSettings,
+    /// Where the counters can be read.
+    pub socket: Socket,
     /// A preset of the simulator whose routing replaces the model's (benchmarks only).
     pub replay: Option<&'static crate::sim::Preset>,
     /// What the CUDA driver is made to look like (tests only).
@@ -136,6 +149,7 @@ impl Default for Config {
             vram_budget_mb: None,
             threads: None,
             experts: ExpertSettings::default(),
+            socket: Socket::Auto,
             replay: None,
             debug_cuda: None,
             debug_panic: None,

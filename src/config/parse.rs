@@ -233,6 +233,8 @@ mod tests {
             "debug-panic=x",
             "debug-panic=a.b\nc",
             "debug-graph=none",
+            "socket=on",
+            "socket=moe.sock",
         ] {
             let (config, notices) = parse(text);
             assert_eq!(config, Config::default(), "{text}");

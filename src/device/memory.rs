@@ -98,6 +98,15 @@ impl Device {
         Figures { free, leased: account.total(), arena: account.leased(Use::Arena) }
     }
 
+    /// What keeps a cache from taking everything, in words.
+    pub(crate) fn limit_words(&self) -> String {
+        let reserve = format!("the {} MiB of vram-reserve-mb", self.config.vram_reserve_mb);
+        match self.budget_mib() {
+            Some(mib) => format!("{reserve}, within the {mib} MiB of vram-budget-mb"),
+            None => reserve,
+        }
+    }
+
     /// Whether what is free says something about the room of a cache: over the CPU it is all RAM, and the size of the cache the user's.
     fn watches_memory(&self) -> bool {
         self.is_gpu() || self.limits().budget.is_some()

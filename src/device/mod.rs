@@ -22,7 +22,7 @@ use crate::abi::tensor::{BufferTypeKey, Tensor};
 use crate::config::{AllocationKind, Config};
 use crate::gpu::{self, Driver};
 use crate::ram;
-use crate::telemetry::log;
+use crate::telemetry::{Board, log, service};
 
 use experts::Experts;
 use memory::Budget;
@@ -77,6 +77,8 @@ pub(crate) struct Device {
     layout_epoch: AtomicU64,
     experts: Experts,
     budget: Budget,
+    /// What is told of its work.
+    pub(crate) board: &'static Board,
 }
 
 /// Our two buffer types of one device, as the host knows them.
@@ -111,6 +113,7 @@ impl Device {
             Mode::PassThrough(_) | Mode::Lend(_) => "passes through",
         };
         let description = format!("MoE over {inner_name} ({}), {purpose}", inner.description());
+        let board = Board::new(format!("MoE{index}"), inner_name.clone());
         Self {
             name: CString::new(format!("MoE{index}")).unwrap_or_default(),
             description: CString::new(description.replace('\0', "?")).unwrap_or_default(),
@@ -136,6 +139,7 @@ impl Device {
             layout_epoch: AtomicU64::new(1),
             experts: Experts::default(),
             budget: Budget::default(),
+            board,
         }
     }
 
@@ -306,6 +310,7 @@ impl Device {
         if self.announced.swap(true, Ordering::Relaxed) {
             return;
         }
+        service::start(&self.config.socket, false);
         match &self.mode {
             Mode::PassThrough(reason) | Mode::Lend(reason) => {
                 let line = format!("{} passes everything through to {}: {reason}", self.label(), self.inner_name);

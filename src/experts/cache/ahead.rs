@@ -16,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 use super::arena::ZERO_SLOTS;
-use super::engine::{BlockRun, EngineError, Outcome, Work, passport};
+use super::engine::{BlockRun, EngineError, Outcome, Work, passport, since_ns};
 use super::lane::{Lane, MOST_PAIRS};
 use super::{Cache, Candidate};
 use crate::abi::inner;
@@ -214,9 +214,11 @@ impl Cache {
         let &Operands { group, down, input, used, tokens, row, rows, .. } = operands;
         let pairs = used * tokens;
         let place = self.lane.arrivals(run.number);
+        let begin = Instant::now();
         Self::arrive(run.inner, place, pairs);
+        let wait_ns = since_ns(begin);
         // What the device did before this part is done.
-        let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, ..Outcome::default() };
+        let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, wait_ns, ..Outcome::default() };
         let experts = self.policy.shape().groups()[group.0 as usize].experts;
         let mut chosen = Vec::with_capacity(pairs);
         let mut missed = Vec::new();
@@ -246,10 +248,12 @@ impl Cache {
         let weights = &self.weights[group.0 as usize];
         let work = Work::new(weights, &missed, used, per_pair);
         let job = self.job(weights, &work, (row * size_of::<f32>(), down.nb()[1]));
+        let begin = Instant::now();
         // SAFETY: the weights lie in RAM of the model for as long as the cache is current; inputs have arrived, outputs are the lane's own
         // and large enough; both stay until the ticket was waited for, and each pair has a row of its own.
         let ticket = unsafe { self.team.start(&job) }?;
         ticket.wait()?;
+        outcome.team_ns = since_ns(begin);
         outcome.cpu_bytes = work.bytes;
         self.merge(run, down, &missed, used)?;
         Ok(outcome)

@@ -15,6 +15,7 @@
 
 use core::ffi::c_void;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::arena::ZERO_SLOTS;
 use super::lane::MOST_PAIRS;
@@ -55,6 +56,10 @@ pub(crate) struct Outcome {
     pub(crate) cpu_bytes: u64,
     /// Bytes whose upload began.
     pub(crate) upload_bytes: u64,
+    /// Time in the wait for ids and rows.
+    pub(crate) wait_ns: u64,
+    /// Time from giving misses to the team until they were done.
+    pub(crate) team_ns: u64,
 }
 
 /// A block about to run.
@@ -109,12 +114,14 @@ impl Cache {
         unsafe {
             run.inner.read_async(memory(input)?, input.data(), self.lane.inputs().cast(), input.bytes());
         }
+        let waits = Instant::now();
         run.inner.synchronize();
+        let wait_ns = since_ns(waits);
         if run.device.poisons() {
             self.lane.poison_results();
         }
         retired.clear();
-        let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, ..Outcome::default() };
+        let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, wait_ns, ..Outcome::default() };
 
         let experts = self.read_ids(group, ids, used, tokens)?;
         self.policy.note_use(group, experts.iter().copied());
@@ -127,6 +134,7 @@ impl Cache {
         outcome.cpu_bytes = work.bytes;
         let job = self.job(weights, &work, (input.nb()[1], down.nb()[1]));
         let team = Arc::clone(&self.team);
+        let given = Instant::now();
         let ticket = if missed.is_empty() {
             None
         } else {
@@ -152,6 +160,7 @@ impl Cache {
         retired.push(read.retire());
         if let Some(ticket) = ticket {
             ticket.wait()?;
+            outcome.team_ns = since_ns(given);
         }
         self.merge(run, down, &missed, used)?;
         Ok((status, outcome))
@@ -279,6 +288,10 @@ impl Cache {
         }
         Ok(())
     }
+}
+
+pub(super) fn since_ns(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The lists of a job.

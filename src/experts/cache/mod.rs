@@ -18,6 +18,7 @@ pub(crate) mod pattern;
 mod poison;
 mod pools;
 mod rates;
+mod report;
 mod resize;
 mod steering;
 mod uploads;
@@ -115,6 +116,8 @@ pub(crate) struct Cache {
     steering: Steering,
     /// Slots that were poisoned since they were written (`debug-poison`).
     poisoned: HashSet<(u16, u32)>,
+    moved: report::Moved,
+    expected_hits: f64,
 }
 
 /// A simulated routing that replaces the model's, for benchmarks.
@@ -268,9 +271,11 @@ impl Cache {
             uncounted_bytes: 0,
             steering,
             poisoned: HashSet::new(),
+            moved: report::Moved::default(),
+            expected_hits: 0.0,
         };
         cache.poison_free(device)?;
-        cache.announce(device);
+        cache.announce(device, room.may);
         cache.set_out(device);
         Ok(cache)
     }
@@ -290,18 +295,6 @@ impl Cache {
             }
         }
         bytes
-    }
-
-    fn announce(&self, device: &Device) {
-        let (slots, blocks) = self.slots();
-        log::notice(&format!(
-            "{}: cache of {} MiB on {}: {slots} of {blocks} experts ({:.0}%)",
-            device.label(),
-            self.arena_bytes() >> 20,
-            device.inner_name,
-            100.0 * f64::from(slots) / blocks.max(1) as f64,
-        ));
-        log::info(&format!("{}: memory of {}: {}", device.label(), device.inner_name, device.account()));
     }
 
     /// Whether it was made for what lies in memory now.
@@ -385,6 +378,7 @@ impl Cache {
             if let Some(evicted) = admission.evicts {
                 self.residency.leave(evicted);
                 self.changed.push(evicted);
+                self.moved.evictions += 1;
             }
             match self.residency.load(admission.block) {
                 Ok(slot) => bytes += self.upload(device, admission.block, slot.0)?,
@@ -407,6 +401,7 @@ impl Cache {
             uploads::upload(device, plane.place(slot), source, weight.expert_bytes)?;
             bytes += weight.expert_bytes as u64;
         }
+        self.moved.uploads += 1;
         self.uploads.push_back(Upload { block, mark: device.driver().mark()?, graph: self.graph });
         Ok(bytes)
     }

@@ -99,7 +99,7 @@ impl Cache {
         Ok(done?)
     }
 
-    fn slots_for(&self, bytes: usize) -> Option<Vec<u32>> {
+    pub(super) fn slots_for(&self, bytes: usize) -> Option<Vec<u32>> {
         let whole: Vec<usize> = self.pools.iter().map(|pool| pool.bytes_for(pool.slots)).collect();
         self.pools.iter().zip(pools::divide(bytes, &whole)).map(|(pool, bytes)| pool.slots_for(bytes)).collect()
     }
