@@ -363,13 +363,15 @@ fn pools(device: &Device, shape: &Shape, kinds: &[Vec<Matrix>], bytes: usize) ->
         shape.groups().iter().filter(|group| usize::from(group.pool) == pool).map(|group| group.experts as usize).sum()
     };
     let total: usize = kinds.iter().enumerate().map(|(pool, kind)| all(pool) * PoolMemory::block_bytes(kind)).sum();
+    // The slots of zeros of all pools come first: divided with the rest, a small pool would not get its own.
+    let zeros: usize = kinds.iter().map(|kind| arena::ZERO_SLOTS as usize * PoolMemory::block_bytes(kind)).sum();
+    let bytes = bytes.saturating_sub(zeros);
     let mut out = Vec::with_capacity(kinds.len());
     for (pool, kind) in kinds.iter().enumerate() {
-        let zeros = arena::ZERO_SLOTS as usize * PoolMemory::block_bytes(kind);
         let whole = all(pool) * PoolMemory::block_bytes(kind);
         let room = (bytes as u128 * whole as u128) / total.max(1) as u128;
         let room = usize::try_from(room).unwrap_or(usize::MAX);
-        let slots = room.saturating_sub(zeros) / PoolMemory::block_bytes(kind).max(1);
+        let slots = room / PoolMemory::block_bytes(kind).max(1);
         let slots = u32::try_from(slots.min(all(pool))).unwrap_or(u32::MAX);
         let memory = PoolMemory::allocate(device, kind, slots, 1);
         out.push(memory.ok_or_else(|| NoCache::NoMemory(device.inner_name.clone()))?);
