@@ -61,6 +61,8 @@ mod prompt_cache;
 mod router;
 #[path = "hosts/rpc.rs"]
 mod rpc;
+#[path = "hosts/shapes.rs"]
+mod shapes;
 #[path = "hosts/sides.rs"]
 mod sides;
 #[path = "hosts/slots.rs"]
