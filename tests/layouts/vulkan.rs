@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::server::ask_with;
 use crate::summary::{largest, ran_in_blocks, summaries};
@@ -19,12 +19,12 @@ const TOKENS: u32 = 100;
 /// How far log-probabilities may lie apart.
 const TOLERANCE: f64 = 1e-3;
 
-/// Tokens that must be the same with a cache, too.
-const SAME_TOKENS: usize = 64;
-/// Sizes of the cache, and how far log-probabilities may lie apart: what is computed in RAM is rounded as ggml's CPU backend rounds it, which
-/// turns activations into eight bits before each product.
-const CACHED: [(&str, f64); 2] =
-    [("inner=Vulkan0;log=debug;cache=6", 0.25), ("inner=Vulkan0;log=debug;cache=20", 0.25)];
+/// Sizes of the cache: a third of the experts on the device, and all of them.
+const CACHED: [&str; 2] = ["inner=Vulkan0;log=debug;cache=6", "inner=Vulkan0;log=debug;cache=20"];
+/// How far log-probabilities of the ten best may lie apart with a cache, and on average. What is computed in RAM is rounded as ggml's CPU
+/// backend rounds it, which turns activations into eight bits before each product; Vulkan does not.
+const CACHED_TOLERANCE: f64 = 0.5;
+const CACHED_MEAN: f64 = 0.05;
 
 const OVER_VULKAN: Side<'static> = Side::Plugin { keys: "inner=Vulkan0;log=debug", device: "MoE0" };
 
@@ -40,10 +40,14 @@ fn has_driver() {
     assert!(found > 0, "Mesa's software driver is missing: install Debian's mesa-vulkan-drivers");
 }
 
-/// A prompt of about 64 tokens and the answer to it.
+/// A prompt of about 64 tokens.
+fn prompt() -> String {
+    std::fs::read_to_string(fixture("eval.txt")).expect("the fixture").chars().take(230).collect()
+}
+
+/// The answer to it.
 fn complete(server: &Server) -> Completion {
-    let prompt: String = std::fs::read_to_string(fixture("eval.txt")).expect("the fixture").chars().take(230).collect();
-    server.complete(&prompt, TOKENS, 10)
+    server.complete(&prompt(), TOKENS, 10)
 }
 
 fn log_probabilities(completion: &Completion) -> Vec<Vec<f64>> {
@@ -63,14 +67,6 @@ fn stock() -> &'static Completion {
     })
 }
 
-/// The largest difference between the log-probabilities of two answers, over their first positions.
-fn largest_difference(ours: &Completion, theirs: &Completion, positions: usize) -> f64 {
-    let (ours, theirs) = (log_probabilities(ours), log_probabilities(theirs));
-    assert_eq!((ours.len(), ours[0].len()), (TOKENS as usize, 10));
-    let pairs = ours.iter().zip(&theirs).take(positions).flat_map(|(ours, theirs)| ours.iter().zip(theirs));
-    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
-}
-
 #[test]
 fn answers_equal_the_vulkan_backend() {
     has_driver();
@@ -85,30 +81,78 @@ fn answers_equal_the_vulkan_backend() {
     );
     assert_eq!(stock.tokens.len(), TOKENS as usize);
     assert_eq!(plugin.tokens, stock.tokens);
-    let apart = largest_difference(&plugin, stock, TOKENS as usize);
+    let (ours, theirs) = (log_probabilities(&plugin), log_probabilities(stock));
+    assert_eq!((ours.len(), ours[0].len()), (TOKENS as usize, 10));
+    let pairs = ours.iter().flatten().zip(theirs.iter().flatten());
+    let apart = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     println!("largest difference of {} log-probabilities: {apart:.2e}", TOKENS * 10);
     assert!(apart <= TOLERANCE, "log-probabilities lie {apart} apart");
 }
 
-/// A third of the experts on the device, and all of them.
+/// For each token of an answer the log-probabilities of its ten best, each computed behind the tokens of that answer, whatever would be chosen.
+fn behind(server: &Server, answer: &Completion) -> Vec<Vec<(u64, f64)>> {
+    let prompt = server.post("/tokenize", &json!({"content": prompt(), "add_special": true}));
+    let mut tokens = prompt["tokens"].as_array().expect("tokens").clone();
+    let mut positions = Vec::new();
+    for token in &answer.tokens {
+        let body = json!({
+            "prompt": tokens, "n_predict": 1, "n_probs": 10, "temperature": 0, "seed": 1, "cache_prompt": true,
+        });
+        let probabilities = server.post("/completion", &body)["completion_probabilities"].clone();
+        positions.extend(candidates(&probabilities));
+        tokens.push(token.clone());
+    }
+    positions
+}
+
+/// The candidates of each position, best first.
+fn candidates(probabilities: &Value) -> Vec<Vec<(u64, f64)>> {
+    let pair = |candidate: &Value| {
+        (candidate["id"].as_u64().expect("an id"), candidate["logprob"].as_f64().expect("a number"))
+    };
+    let position = |position: &Value| {
+        position["top_logprobs"].as_array().expect("candidates were asked for").iter().map(pair).collect()
+    };
+    probabilities.as_array().expect("probabilities were asked for").iter().map(position).collect()
+}
+
+/// With a cache: behind the same text the same token is the best, but where the backend's own two best lie as near as rounding may move them.
 #[test]
 fn answers_with_a_cache_equal_the_vulkan_backend() {
     has_driver();
     let stock = stock();
-    for (keys, tolerance) in CACHED {
+    let theirs = candidates(&stock.probabilities);
+    for keys in CACHED {
         let side = Side::Plugin { keys, device: "MoE0" };
-        let (plugin, finished) = ask_with(side, &VISIBLE, &["-c", "512", "-np", "1", "--no-warmup"], complete);
+        let arguments = ["-c", "512", "-np", "1", "--no-warmup"];
+        let (ours, finished) = ask_with(side, &VISIBLE, &arguments, |server| behind(server, stock));
         let log = finished.log();
         let (hits, misses) = (largest(&log, "hits"), largest(&log, "misses"));
-        let same = plugin.tokens.iter().zip(&stock.tokens).take_while(|(ours, theirs)| ours == theirs).count();
-        // The position at which the answers part still has the same text before it.
-        let apart = largest_difference(&plugin, stock, (same + 1).min(TOKENS as usize));
+        assert_eq!(ours.len(), TOKENS as usize);
+        let (mut apart, mut sum, mut count, mut others) = (0.0_f64, 0.0, 0.0, 0);
+        for (position, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+            let same = |(id, theirs): &(u64, f64)| {
+                ours.iter().find(|(other, _)| other == id).map(|(_, ours)| (ours - theirs).abs())
+            };
+            // Of those that only one side has among its ten best nothing is known.
+            for difference in theirs.iter().take(5).filter_map(same) {
+                apart = apart.max(difference);
+                sum += difference;
+                count += 1.0;
+            }
+            if ours[0].0 != theirs[0].0 {
+                others += 1;
+                let gap = theirs[0].1 - theirs[1].1;
+                assert!(gap <= CACHED_TOLERANCE, "position {position}: another token, though {gap} lies between");
+            }
+        }
+        let mean = sum / count;
         println!(
-            "{keys}: {hits} hits, {misses} misses, {same} tokens equal, log-probabilities at most {apart:.2e} apart"
+            "{keys}: {hits} hits, {misses} misses; log-probabilities {mean:.1e} apart on average, {apart:.1e} at most; {others} of {TOKENS} \
+             best tokens differ"
         );
         assert!(hits > 0, "{}", finished.report("no hit"));
-        assert!(same >= SAME_TOKENS, "{}", finished.report(&format!("only {same} tokens are equal")));
-        assert!(apart <= tolerance, "log-probabilities lie {apart} apart");
+        assert!(apart <= CACHED_TOLERANCE && mean <= CACHED_MEAN, "{apart} apart, {mean} on average");
     }
 }
 
