@@ -29,6 +29,8 @@ mod devices;
 mod doctored;
 #[path = "hosts/embeddings.rs"]
 mod embeddings;
+#[path = "hosts/endurance.rs"]
+mod endurance;
 #[path = "hosts/exceptions.rs"]
 mod exceptions;
 #[path = "hosts/faults.rs"]
