@@ -15,6 +15,7 @@ import correctness
 import faults
 import host
 import server
+import shapes
 import speed
 import team
 
@@ -38,6 +39,8 @@ STEPS = [
     ("decode", cache.decode, "alone"),
     ("exhausted", faults.exhausted, "alone"),
     ("ncmoe", speed.stock_cpu_experts, "alone"),
+    ("shapes", shapes.other_shapes, "alone"),
+    ("endurance", shapes.endurance, "alone"),
 ]
 NEEDS_MODEL = {"speed", "ram", "decode", "exhausted", "ncmoe"}
 BESIDE_SECONDS = 240  # the most that the steps beside each other get together, so that what is measured has its time

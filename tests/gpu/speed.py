@@ -9,9 +9,9 @@ REPEATS = 3  # of the alternating pair
 INNER_REPEATS = 5  # of each test within one process
 
 
-def bench(machine, side, *more, limit=90):
+def bench(machine, side, *more, limit=90, model=None):
     """One llama-bench process. Returns tokens per second by test ("pp2048", "tg128"), one figure per repetition."""
-    arguments = [machine.stock_folder / "llama-bench", "-m", machine.big_model(), "-t", machine.threads, "-ngl", 99, "-dev", side.device,
+    arguments = [machine.stock_folder / "llama-bench", "-m", model or machine.big_model(), "-t", machine.threads, "-ngl", 99, "-dev", side.device,
                  "-o", "jsonl", *more]
     done = machine.run(arguments, machine.environment(side, alone=True), limit, "speed")
     tests = {}
