@@ -59,6 +59,7 @@ case ${1:-all} in
     ;;
   operations)
     whole "all operations" all_operations
+    rust_tests "all of the text, and endurance" --test hosts -- --ignored --nocapture --test-threads=1
     GGML_MOE_RANDOM_GRAPHS=10000 rust_tests "random graphs" --test abi_host random_graphs
     ;;
   *) sed -n '2,4p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;

@@ -29,6 +29,8 @@ mod devices;
 mod doctored;
 #[path = "hosts/embeddings.rs"]
 mod embeddings;
+#[path = "hosts/endurance.rs"]
+mod endurance;
 #[path = "hosts/exceptions.rs"]
 mod exceptions;
 #[path = "hosts/faults.rs"]
@@ -65,6 +67,8 @@ mod prompt_cache;
 mod router;
 #[path = "hosts/rpc.rs"]
 mod rpc;
+#[path = "hosts/shapes.rs"]
+mod shapes;
 #[path = "hosts/sides.rs"]
 mod sides;
 #[path = "hosts/slots.rs"]

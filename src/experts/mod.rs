@@ -16,6 +16,8 @@ mod pin;
 mod plain;
 pub mod policy;
 pub mod residency;
+#[cfg(test)]
+mod residency_model;
 pub mod shape;
 pub mod statefile;
 pub mod statefolder;

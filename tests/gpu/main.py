@@ -16,6 +16,7 @@ import faults
 import host
 import memory
 import server
+import shapes
 import speed
 import team
 
@@ -42,6 +43,8 @@ STEPS = [
     ("memory", memory.foreign, "alone"),
     ("exhausted", faults.exhausted, "alone"),
     ("ncmoe", speed.stock_cpu_experts, "alone"),
+    ("shapes", shapes.other_shapes, "alone"),
+    ("endurance", shapes.endurance, "alone"),
 ]
 NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "memory", "exhausted", "ncmoe"}
 BESIDE_SECONDS = 240  # the most that the steps beside each other get together, so that what is measured has its time

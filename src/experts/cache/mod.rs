@@ -502,7 +502,9 @@ fn allocate(
     room: CacheRoom,
 ) -> Result<Vec<PoolMemory>, Option<DriverError>> {
     let driver = device.driver();
-    let [starts, mosts, limits] = [room.start, room.most, room.limit].map(|bytes| pools::divide(bytes, whole));
+    let zeros: Vec<usize> =
+        kinds.iter().map(|kind| arena::ZERO_SLOTS as usize * PoolMemory::block_bytes(kind)).collect();
+    let [starts, mosts, limits] = [room.start, room.most, room.limit].map(|bytes| pools::parts(bytes, whole, &zeros));
     let mut out = Vec::with_capacity(kinds.len());
     for (number, kind) in kinds.iter().enumerate() {
         if device.allocation_fails(AllocationKind::Device) {
