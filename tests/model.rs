@@ -1,5 +1,5 @@
 //! The reading of model headers against the host: sizes of types, and a model that the host's own tool split.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
 
 #[path = "conformance/toolchain.rs"]
 #[expect(dead_code, reason = "shared with the conformance tests")]

@@ -41,7 +41,7 @@ pub fn running(output: &str) -> Result<(Vec<Running>, Option<usize>), String> {
         let numbers = [perplexity, log, spread].map(str::parse::<f64>);
         let (Ok(_), [Ok(perplexity), Ok(log), Ok(_)]) = (position.parse::<u64>(), numbers) else { continue };
         if !(perplexity.is_finite() && log.is_finite()) {
-            return Err(format!("chunk {} has the perplexity {perplexity}", figures.len() + 1));
+            return Err(format!("chunk {} is no number: {}", figures.len() + 1, line.trim()));
         }
         let coarse = PERPLEXITY_ROUNDING / perplexity.max(1.0);
         figures.push(if coarse < LOG_ROUNDING {
@@ -195,7 +195,7 @@ mod tests {
         assert!(Comparison::new(&read(&[1.0, 2.0]), &read(&[1.0])).unwrap_err().contains("stock printed 2 chunks"));
         assert!(Comparison::new(&[], &[]).unwrap_err().contains("no chunk"));
         assert!(Comparison::new(&read(&[1.0]), &read(&[1.0])).unwrap_err().contains("two chunks"));
-        assert_eq!(running("       0  nan  nan  0.1\n").unwrap_err(), "chunk 1 has the perplexity NaN");
+        assert_eq!(running("       0  nan  nan  0.1\n").unwrap_err(), "chunk 1 is no number: 0  nan  nan  0.1");
         assert_eq!(running("nothing\n1 2 3\na 1 2 3\n").unwrap(), (Vec::new(), None));
     }
 

@@ -143,25 +143,25 @@ impl Report {
                 rows.push(vec![
                     format!("{:.0}%", 100.0 * case.share),
                     case.cache_mib.to_string(),
-                    phase.stock_arguments.clone(),
+                    if phase.stock_arguments.is_empty() { "-".to_owned() } else { phase.stock_arguments.clone() },
                     test.name.clone(),
                     rate(test.stock()),
                     rate(test.ours()),
                     ratio.map_or("void".to_owned(), |ratio| format!("{:.2}x", ratio.median)),
                     ratio.map_or("-".to_owned(), |ratio| format!("{:.2}..{:.2}", ratio.low, ratio.high)),
                     percent.clone(),
-                    phase.held.map_or("?".to_owned(), |(slots, known)| format!("{slots}/{known}")),
+                    phase.held.map_or("-".to_owned(), |(slots, known)| format!("{slots}/{known}")),
                     per_cpu.clone(),
                     per_link.clone(),
                     format!("{} / {}+{}", device(phase.device_mib.0), device(phase.device_mib.1), case.cache_mib),
                 ]);
             }
         }
+        let gpu = if self.host.gpu.is_empty() { String::new() } else { format!("{}; ", self.host.gpu) };
         let mut out = format!(
-            "{}: {}\n{}; {}; {} processors, {} MiB of RAM; host build {}\n\n{}",
+            "{}: {}\n{gpu}{}; {} processors, {} MiB of RAM; host build {}\n\n{}",
             self.model_file,
             self.model,
-            self.host.gpu,
             self.host.cpu,
             self.processors,
             self.ram_mib,
@@ -248,7 +248,9 @@ impl Phase {
 
     /// Hits in percent, MB by the processor and MB over the link for each token, for a table.
     fn work(&self) -> [String; 3] {
-        let percent = self.counts.hit_percent().map_or("-".to_owned(), |percent| format!("{percent:.1}%"));
+        // Of a prompt, the cache may compute the last token's last layer, which says nothing.
+        let percent = self.counts.hit_percent().filter(|_| self.decodes);
+        let percent = percent.map_or("-".to_owned(), |percent| format!("{percent:.1}%"));
         let per_token = |bytes: u64| match self.tokens {
             0 => "-".to_owned(),
             tokens => format!("{:.1}", bytes as f64 / 1e6 / tokens as f64),
