@@ -134,7 +134,17 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<Answer, CommandError> {
             if arguments.host.dry_run {
                 dry.push_str(&job.dry());
             } else {
-                case.phases.push(job.run(&mut report.host)?);
+                match job.run(&mut report.host) {
+                    Ok(phase) => case.phases.push(phase),
+                    Err(error) => {
+                        // What was measured before is kept.
+                        report.cases.extend(Some(case).filter(|case| !case.phases.is_empty()));
+                        if !report.cases.is_empty() {
+                            keep(arguments, &report)?;
+                        }
+                        return Err(error);
+                    }
+                }
             }
         }
         report.cases.push(case);

@@ -145,6 +145,19 @@ fn runs_are_kept_and_listed() {
 }
 
 #[test]
+fn what_was_measured_before_a_failure_is_kept() {
+    let host = Host::new(LINES);
+    let script =
+        BENCH.replace("speed=10;", "[ \"$n\" = 0 ] || { echo 'error: out of memory' >&2; exit 3; }; speed=10;");
+    host.write("llama-bench", &format!("lines='{LINES}'\n{script}"));
+    let (status, output, errors) = host.bench(&["-p", "64", "-n", "16", "--share", "50", "--repeats", "1"]);
+    assert_eq!((status, output.as_str()), (Some(1), ""));
+    assert_eq!(errors, "ggml-moe bench: stock: llama-bench ended with exit status: 3: error: out of memory");
+    let kept = fs::read_to_string(host.path("runs.jsonl")).expect("kept");
+    assert!(kept.contains("pp64") && !kept.contains("tg16"), "{kept}");
+}
+
+#[test]
 fn a_search_takes_stocks_best_flags() {
     let host = Host::new(LINES);
     let (status, output, errors) =
@@ -290,7 +303,10 @@ fn chunks_are_compared() {
     let host = perplexity_host("3.000500", LINES);
     let (status, output, errors) = ppl(&host, &["-t", "2", "--chunks", "3"]);
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{output}");
-    assert!(output.contains("    2   20.0855   20.1056    +0.1000%\n    3   20.0855   20.0655    -0.1000%"), "{output}");
+    assert!(
+        output.contains("    2   20.0855   20.1056    +0.1000%\n    3   20.0855   20.0655    -0.1000%"),
+        "{output}"
+    );
     assert!(output.contains("30 hits, 10 misses (75.0%)"), "{output}");
     assert!(output.ends_with(
         "ppl: mean difference +0.0000% (standard error 0.0577%) over 3 chunks, limit 0.2% and 2 standard errors: ok\n"
