@@ -11,7 +11,7 @@
 //! - `cpu`: threads that compute experts in RAM.
 //! - `gpu`: memory of the inner device below ggml: the CUDA driver API, or ggml's own functions.
 //! - `config`, `telemetry`: the table of keys; log and counters.
-//! - [`model`]: what a model file's header says about its experts; [`bench`]: comparisons with stock; [`chart`]: pictures; used by the command.
+//! - [`model`]: what a model file's header says about its experts; [`mod@bench`]: comparisons with stock; [`chart`]: pictures; used by the command.
 //! - `request`, `ram`, `purpose`: what the process was asked for, the RAM that it may use, what a tensor is for; pure.
 //!
 //! What is public here is so for the command and the tests; the plugin's only interface is `entry`.

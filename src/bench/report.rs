@@ -214,7 +214,7 @@ impl Report {
             let groups: Vec<Group> = phases
                 .flat_map(|(case, phase)| {
                     phase.tests.iter().map(move |test| Group {
-                        name: format!("{}, {:.0}%", test.name, 100.0 * case.share),
+                        name: format!("{}\n{:.0}%", test.name, 100.0 * case.share),
                         note: test.ratio().map_or(String::new(), |ratio| format!("{:.2}x", ratio.median)),
                         bars: vec![bar(test.stock()), bar(test.ours())],
                     })
@@ -368,7 +368,7 @@ pub(super) mod tests {
         report.cases.push(Case { share: 0.45, ..report.cases[0].clone() });
         assert_eq!(report.verdict(), "bench: 20%: decode 2.00x (1.80 to 2.20); 45%: decode 2.00x (1.80 to 2.20)\n");
         let svg = report.svg();
-        assert!(svg.contains("tg128, 45%") && svg.contains("2.00x") && !svg.contains("prompts"));
+        assert!(svg.contains(">tg128<") && svg.contains(">45%<") && svg.contains("2.00x") && !svg.contains("prompts"));
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub struct Bar {
 /// Bars that belong together, one for each name of the legend.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
-    /// What stands below them.
+    /// What stands below them, in lines.
     pub name: String,
     /// What stands above them.
     pub note: String,
@@ -105,7 +105,9 @@ impl BarPanel {
             }
             let middle = start + 0.35 * room;
             text(out, (middle, y_at(highest) - 6.0), "middle", 12.0, &group.note);
-            text(out, (middle, TOP + HEIGHT + 18.0), "middle", 11.0, &group.name);
+            for (line, words) in group.name.lines().enumerate() {
+                text(out, (middle, TOP + HEIGHT + 18.0 + 15.0 * line as f64), "middle", 11.0, words);
+            }
         }
         let _ = writeln!(out, "<path d=\"M{left:.1} {TOP}v{HEIGHT}h{WIDTH}\" fill=\"none\" stroke=\"#555555\"/>");
     }
@@ -124,12 +126,18 @@ mod tests {
             names: vec!["stock".into(), "ours".into()],
             panels: vec![BarPanel {
                 title: "t/s".into(),
-                groups: vec![group("20%", vec![bar(50.0), bar(100.0)]), group("45%", vec![None, bar(f64::NAN)])],
+                groups: vec![group("tg1\n20%", vec![bar(50.0), bar(100.0)]), group("45%", vec![None, bar(f64::NAN)])],
             }],
         };
         let svg = chart.svg();
         assert_eq!(svg.matches("<rect x=").count(), 2, "{svg}");
-        assert!(svg.contains("a &lt; b") && svg.contains("20%") && svg.contains("2.0x") && !svg.contains("NaN"));
+        assert!(
+            svg.contains("a &lt; b")
+                && svg.contains(">20%<")
+                && svg.contains(">tg1<")
+                && svg.contains("2.0x")
+                && !svg.contains("NaN")
+        );
         let heights: Vec<f64> = svg
             .split("height=\"")
             .skip(3)
