@@ -53,7 +53,7 @@ case ${1:-all} in
     rust_tests "stock hosts" --test hosts -- --test-threads=1
     counted "address sanitizer" tests/asan.sh
     counted "model of the thread team" tests/loom/run.sh
-    # 12 seconds for each of the five targets.
+    # 12 seconds for each of the six targets.
     counted "fuzz targets" tests/fuzz/run.sh 12
     whole "demo" tests/demo/demo.sh "$target/release/libggml-moe.so"
     ;;

@@ -1,6 +1,9 @@
 //! The command `ggml-moe` as a user calls it: output, files, errors, exit codes.
 #![expect(clippy::expect_used, reason = "a test reports by panicking")]
 
+#[path = "command/bench.rs"]
+mod bench;
+
 use std::io::Write as _;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Output};

@@ -19,6 +19,8 @@ mod architectures;
 mod cache;
 #[path = "hosts/cancelled_loads.rs"]
 mod cancelled_loads;
+#[path = "hosts/compared.rs"]
+mod compared;
 #[path = "hosts/completions.rs"]
 mod completions;
 #[path = "hosts/context_shift.rs"]

@@ -54,6 +54,14 @@ impl Backend {
         if slot.as_ref().is_some_and(|cache| !cache.is_current(self.device)) {
             slot = None; // a model was freed: nothing of it may be read any more
         }
+        if slot.as_ref().is_some_and(|cache| cache.blocks() < blocks.len()) {
+            // It was made for a graph in which few blocks were for the cache: of a prompt, only the last layer has few tokens.
+            self.inner.synchronize();
+            if self.device.opened_driver().is_some_and(|driver| driver.synchronize().is_err()) {
+                self.device.poison();
+            }
+            slot = None;
+        }
         if slot.is_none() && self.device.wants_cache() {
             slot = self.make_cache(nodes, blocks);
         }

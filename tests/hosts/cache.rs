@@ -5,11 +5,13 @@
 use crate::architectures;
 use crate::perplexity::{figures, perplexity, perplexity_within};
 use crate::sides::equal_over;
-use crate::summary::{largest, ran_in_blocks};
-use crate::support::fixture_model;
-use crate::support::stock::Side;
-use serde_json::json;
 use std::time::Duration;
+
+use crate::summary::{largest, ran_in_blocks, summaries};
+use crate::support::process::run;
+use crate::support::stock::{Side, program};
+use crate::support::{fixture_model, text};
+use serde_json::json;
 
 /// 8, 33, 58 and nearly 100% of the fixture's 192 experts.
 const SIZES: [&str; 4] = ["cache=3", "cache=6", "cache=9", "cache=14"];
@@ -64,6 +66,19 @@ fn passes_of_several_tokens_equal_stock() {
     let finished = perplexity(Side::Plugin { keys: "inner=CPU;log=debug;cache=6", device: "MoE0" }, 2, 6, &arguments);
     assert_eq!(figures(&finished), stock, "{}", finished.report("eight tokens"));
     assert!(largest(&finished.log(), "misses") > 0, "{}", finished.report("nothing was computed in RAM"));
+}
+
+/// A prompt's graph has one block for the cache, that of the last layer, which computes the last token alone. What is made for it must not
+/// be all that later tokens find.
+#[test]
+fn a_prompt_before_leaves_a_cache_for_all_layers() {
+    let mut command = program("llama-bench", Side::Plugin { keys: "inner=CPU;log=debug;cache=6", device: "MoE0" });
+    command.args(["-m", text(&fixture_model()), "-dev", "MoE0", "-ngl", "99", "-t", "1", "--repack", "0", "-v"]);
+    let finished = run(command.args(["-p", "16", "-n", "8", "-r", "1"]), Duration::from_secs(60)).success();
+    let decode = summaries(&finished.log()).pop().expect("a context for the prompt, one for decoding");
+    let uses = ["hits", "misses"].map(|name| decode[name].as_u64().unwrap_or(0)).iter().sum::<u64>();
+    assert_eq!(uses, 6 * 4 * 9, "{}", finished.report("six layers, four experts, a warm-up and eight tokens"));
+    assert!(finished.lines_with("of 192 experts").len() == 1, "{}", finished.report("the cache knows all experts"));
 }
 
 /// Prompts take the plain path, single tokens the cache; two contexts share it; the model is freed and loaded again in between.

@@ -302,6 +302,11 @@ impl Cache {
         self.model_epoch == device.model_epoch()
     }
 
+    /// Blocks that it was made for.
+    pub(crate) fn blocks(&self) -> usize {
+        self.groups.len()
+    }
+
     /// The number of a block's weights, by its last product.
     fn group(&self, down: Tensor<'_>) -> Option<GroupId> {
         self.groups.get(&down.source(0)?.key()).copied()

@@ -69,7 +69,10 @@ mod tests {
     fn a_small_pool_gets_its_zeros_first() {
         assert_eq!(parts(1000, &[9000, 100], &[160, 160]), [160 + 672, 160 + 7]);
         assert_eq!(parts(100, &[9000, 100], &[160, 160]), [50, 50], "too little is divided equally");
-        assert_eq!(parts(usize::MAX, &[1, 1], &[1, 1]).iter().fold(0_u128, |sum, part| sum + *part as u128), usize::MAX as u128 - 1);
+        assert_eq!(
+            parts(usize::MAX, &[1, 1], &[1, 1]).iter().fold(0_u128, |sum, part| sum + *part as u128),
+            usize::MAX as u128 - 1
+        );
     }
 
     fn groups(pools: &[u16]) -> Vec<Group> {

@@ -101,7 +101,8 @@ impl Cache {
 
     pub(super) fn slots_for(&self, bytes: usize) -> Option<Vec<u32>> {
         let zeros: Vec<usize> = self.pools.iter().map(|pool| pool.bytes_for(0)).collect();
-        let blocks = self.pools.iter().zip(&zeros).map(|(pool, zeros)| pool.bytes_for(pool.slots).saturating_sub(*zeros));
+        let blocks =
+            self.pools.iter().zip(&zeros).map(|(pool, zeros)| pool.bytes_for(pool.slots).saturating_sub(*zeros));
         let whole: Vec<usize> = blocks.collect();
         self.pools.iter().zip(pools::parts(bytes, &whole, &zeros)).map(|(pool, bytes)| pool.slots_for(bytes)).collect()
     }
