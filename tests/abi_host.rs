@@ -12,7 +12,7 @@ mod toolchain;
 
 use std::sync::OnceLock;
 
-use runner::{FAKE, Host};
+use runner::{FAKE, Host, LATE};
 use toolchain::stock;
 
 /// The inner devices of the host: the stock CPU backend, and the stand-in for a GPU.
@@ -123,6 +123,32 @@ fn random_graphs_equal_the_cpu_backend() {
         try_case(&["random", &seeds], &format!("inner={inner};log=debug;debug-graph={graphs}"), &[])
             .unwrap_or_else(|report| panic!("{report}"));
     }
+}
+
+/// The same with a cache, over the CPU and over a device that is late, whose copies are late and whose free memory is poisoned.
+#[test]
+fn random_graphs_with_a_cache_equal_the_cpu_backend() {
+    let count = std::env::var("GGML_MOE_RANDOM_GRAPHS").map_or(200, |count| count.parse().unwrap());
+    let late = |seed| format!("inner={LATE};log=debug;debug-late={seed};debug-poison=on;cache=1");
+    let kinds = ["inner=CPU;log=debug;cache=1".to_owned(), late(1), late(2) + ";debug-graph=add-node"];
+    for (number, keys) in kinds.iter().enumerate() {
+        let seeds = format!("{}+{count}", 10_000 + number * count);
+        let mut variables = vec![("MOE_HOST_RELOAD", "1"), ("MOE_HOST_SEED", "7")];
+        variables.extend((number == 1).then_some(("MOE_HOST_KEEP", "1")));
+        let printed = try_case(&["random", &seeds], keys, &variables).unwrap_or_else(|report| panic!("{report}"));
+        assert!(!printed.contains("\"hits\":0,"), "{keys}: the cache computed nothing: {printed}");
+    }
+}
+
+/// Copies, graphs and events over a device that is late.
+#[test]
+fn nothing_is_read_too_early() {
+    for (name, seed) in [("graphs", "1"), ("scheduler", "2"), ("copies", "3"), ("buffers", "4"), ("threads", "5")] {
+        let keys = format!("inner={LATE};log=debug;debug-late={seed};debug-poison=on;cache=1");
+        try_case(&[name], &keys, &[("MOE_HOST_SEED", seed)]).unwrap_or_else(|report| panic!("{report}"));
+    }
+    let keys = format!("inner={LATE},{LATE};log=debug;debug-late=6");
+    try_case(&["split"], &keys, &[("MOE_HOST_SEED", "6")]).unwrap_or_else(|report| panic!("{report}"));
 }
 
 #[test]

@@ -39,6 +39,8 @@ mod flags;
 mod images;
 #[path = "hosts/interrupts.rs"]
 mod interrupts;
+#[path = "hosts/late.rs"]
+mod late;
 #[path = "hosts/load_modes.rs"]
 mod load_modes;
 #[path = "hosts/load_time.rs"]

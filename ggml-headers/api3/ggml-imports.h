@@ -35,6 +35,7 @@ typedef bool (*fn_ggml_backend_dev_supports_op)(ggml_backend_dev_t device, const
 typedef ggml_backend_buffer_t (*fn_ggml_backend_buft_alloc_buffer)(ggml_backend_buffer_type_t buft, size_t size);
 typedef ggml_backend_dev_t (*fn_ggml_backend_buft_get_device)(ggml_backend_buffer_type_t buft);
 typedef size_t (*fn_ggml_backend_buft_get_alignment)(ggml_backend_buffer_type_t buft);
+typedef bool (*fn_ggml_backend_buft_is_host)(ggml_backend_buffer_type_t buft);
 typedef size_t (*fn_ggml_backend_buft_get_max_size)(ggml_backend_buffer_type_t buft);
 typedef size_t (*fn_ggml_backend_buft_get_alloc_size)(ggml_backend_buffer_type_t buft, const struct ggml_tensor * tensor);
 typedef ggml_backend_buffer_type_t (*fn_ggml_backend_cpu_buffer_type)(void);

@@ -92,13 +92,33 @@ impl<'a> Graph<'a> {
         }
     }
 
+    /// A part made of nodes of this graph, in order, with nodes of ours among them. `uid` as for [`Graph::part`].
+    pub(crate) fn part_with<'b>(&self, nodes: &[Tensor<'b>], uid: u64) -> Result<Part<'b>, GraphError>
+    where
+        'a: 'b,
+    {
+        if host().graphs == GraphMode::AddNode {
+            return build(nodes);
+        }
+        let mut list: Vec<*mut api3::ggml_tensor> = nodes.iter().map(Tensor::as_ptr).collect();
+        let graph = Box::new(self.shared(list.as_mut_ptr(), list.len(), uid));
+        Ok(Part { graph: PartGraph::View { graph, _nodes: list }, life: PhantomData })
+    }
+
     fn view(&self, range: &Range<usize>, uid: u64) -> Part<'a> {
+        // SAFETY: a valid graph.
+        let nodes = unsafe { (host().api.ggml_graph_nodes)(self.as_ptr()) };
+        let graph = Box::new(self.shared(nodes.wrapping_add(range.start), range.len(), uid));
+        Part { graph: PartGraph::View { graph, _nodes: Vec::new() }, life: PhantomData }
+    }
+
+    /// A graph of these nodes that shares the host's tables.
+    fn shared(&self, nodes: *mut *mut api3::ggml_tensor, count: usize, uid: u64) -> api3::ggml_cgraph {
         // SAFETY: the mirror passed its check; a valid graph.
         let whole = unsafe { read_mirror(self.as_ptr(), host().graph_facts.has_uid) };
-        let nodes = whole.nodes.wrapping_add(range.start);
-        let part = api3::ggml_cgraph {
+        api3::ggml_cgraph {
             size: 0,
-            n_nodes: c_int::try_from(range.len()).unwrap_or(0),
+            n_nodes: c_int::try_from(count).unwrap_or(0),
             n_leafs: 0,
             nodes,
             grads: core::ptr::null_mut(),
@@ -106,8 +126,7 @@ impl<'a> Graph<'a> {
             leafs: core::ptr::null_mut(),
             uid,
             ..whole
-        };
-        Part { graph: PartGraph::View(Box::new(part)), life: PhantomData }
+        }
     }
 }
 
@@ -126,14 +145,21 @@ pub(crate) struct Part<'a> {
 }
 
 enum PartGraph {
-    View(Box<api3::ggml_cgraph>),
-    Built { context: *mut api3::ggml_context, graph: *mut api3::ggml_cgraph },
+    View {
+        graph: Box<api3::ggml_cgraph>,
+        /// The list that the graph points to, if it is not the host's.
+        _nodes: Vec<*mut api3::ggml_tensor>,
+    },
+    Built {
+        context: *mut api3::ggml_context,
+        graph: *mut api3::ggml_cgraph,
+    },
 }
 
 impl Part<'_> {
     pub(super) fn as_ptr(&mut self) -> *mut api3::ggml_cgraph {
         match &mut self.graph {
-            PartGraph::View(graph) => &raw mut **graph,
+            PartGraph::View { graph, .. } => &raw mut **graph,
             PartGraph::Built { graph, .. } => *graph,
         }
     }

@@ -98,6 +98,7 @@ imports! {
         ggml_backend_buft_get_alignment: fn_ggml_backend_buft_get_alignment,
         ggml_backend_buft_get_max_size: fn_ggml_backend_buft_get_max_size,
         ggml_backend_buft_get_alloc_size: fn_ggml_backend_buft_get_alloc_size,
+        ggml_backend_buft_is_host: fn_ggml_backend_buft_is_host,
         ggml_backend_cpu_buffer_type: fn_ggml_backend_cpu_buffer_type,
         ggml_backend_buffer_free: fn_ggml_backend_buffer_free,
         ggml_backend_buffer_get_base: fn_ggml_backend_buffer_get_base,

@@ -2,7 +2,7 @@
 //!
 //! Owns: the struct layouts ([`layout`], the generated `gen_*`), the choice among them ([`probe`]), the host's functions ([`mod@imports`]),
 //! op numbers by name ([`ops`]), the kernels of its CPU backend ([`cpu_kernels`]), tagged handles ([`handle`]), the panic boundary ([`boundary`]), views of tensors and graphs
-//! ([`tensor`], [`graph`]), wrappers of the inner device's objects ([`inner`]) and the functions that the host calls ([`slots`]).
+//! ([`tensor`], [`graph`]), tensors of our own ([`own`]), wrappers of the inner device's objects ([`inner`]) and the functions that the host calls ([`slots`]).
 //! Invariants: nothing unwinds out of it; no number of the host is trusted before the probe confirmed it.
 //! Threads: any thread of the host; see each object.
 //! Does not: decide anything about experts, memory or graphs.
@@ -45,6 +45,7 @@ mod imports;
 pub(crate) mod inner;
 mod layout;
 mod ops;
+pub(crate) mod own;
 mod probe;
 pub(crate) mod slots;
 pub(crate) mod tensor;

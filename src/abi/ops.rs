@@ -24,6 +24,8 @@ pub(crate) enum OpClass {
 pub(crate) struct Ops {
     classes: Vec<OpClass>,
     pub(super) none: u32,
+    /// Picks rows of a table; absent if the host has no such op.
+    pub(super) get_rows: Option<u32>,
 }
 
 /// Name, class, and whether a host without it is refused.
@@ -61,7 +63,7 @@ impl Ops {
     /// so that no number behind the host's table is asked for.
     pub(super) fn resolve(name: &dyn Fn(u32) -> Option<&'static CStr>) -> Result<Self, String> {
         let mut classes = Vec::new();
-        let mut none = None;
+        let (mut none, mut get_rows) = (None, None);
         let mut found = vec![false; TABLE.len()];
         for number in 0..MOST_OPS {
             let Some(text) = name(number) else { break };
@@ -72,6 +74,9 @@ impl Ops {
             }
             if text == c"NONE" {
                 none = Some(number);
+            }
+            if text == c"GET_ROWS" {
+                get_rows = Some(number);
             }
             if text == c"GLU" {
                 break;
@@ -84,7 +89,7 @@ impl Ops {
             .map(|((name, _, _), _)| name.to_string_lossy())
             .collect();
         match none {
-            Some(none) if missing.is_empty() => Ok(Self { classes, none }),
+            Some(none) if missing.is_empty() => Ok(Self { classes, none, get_rows }),
             _ => Err(missing.join(", ")),
         }
     }

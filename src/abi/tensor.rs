@@ -42,6 +42,14 @@ impl<'a> Tensor<'a> {
         NonNull::new(pointer.cast_mut()).map(|pointer| Self { pointer, life: PhantomData })
     }
 
+    /// A tensor that is known to be complete.
+    ///
+    /// # Safety
+    /// As for [`Tensor::new`].
+    pub(super) unsafe fn from_ref(tensor: &'a api3::ggml_tensor) -> Self {
+        Self { pointer: NonNull::from(tensor), life: PhantomData }
+    }
+
     fn raw(&self) -> &api3::ggml_tensor {
         // SAFETY: valid for `'a` by the constructor's contract; the borrow ends before any Patch can write.
         unsafe { self.pointer.as_ref() }
@@ -118,6 +126,11 @@ impl<'a> Tensor<'a> {
     pub(crate) fn is_computed(&self) -> bool {
         let flagged = self.raw().flags.cast_unsigned() & api3::GGML_TENSOR_FLAG_COMPUTE != 0;
         flagged || !host().graph_facts.has_compute_flag
+    }
+
+    /// Whether the host means to read it after the graph.
+    pub(crate) fn is_output(&self) -> bool {
+        self.raw().flags.cast_unsigned() & api3::GGML_TENSOR_FLAG_OUTPUT != 0
     }
 
     /// Bytes from the first to behind the last element, strides included.
@@ -227,6 +240,12 @@ pub(crate) struct Retired {
     _tensor: Box<api3::ggml_tensor>,
 }
 
+impl Retired {
+    pub(super) fn new(tensor: Box<api3::ggml_tensor>) -> Self {
+        Self { _tensor: tensor }
+    }
+}
+
 // SAFETY: only kept to be freed; its pointers are not followed.
 unsafe impl Send for Retired {}
 
@@ -246,6 +265,14 @@ impl<'a> Patch<'a> {
     /// Restores the node, and keeps what it read for as long as the result lives.
     pub(crate) fn retire(mut self) -> Option<Retired> {
         self.replacement.take().map(|tensor| Retired { _tensor: tensor })
+    }
+
+    /// Makes `node` read a tensor of ours as its source `index`; it must live until the node is restored.
+    pub(crate) fn to(node: Tensor<'a>, index: usize, own: &super::own::OwnTensor) -> Option<Self> {
+        let original = node.source(index)?.as_ptr();
+        let patch = Self { node, index, original, replacement: None };
+        patch.put(own.tensor().as_ptr());
+        Some(patch)
     }
 
     /// Makes `node` read other memory as its source `index`: a weight with another number of matrices, or ids.

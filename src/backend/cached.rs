@@ -7,7 +7,7 @@
 
 use super::{Backend, BackendError, State};
 use crate::abi::graph::Graph;
-use crate::abi::inner::Status;
+use crate::abi::inner::{self, Status};
 use crate::abi::tensor::Tensor;
 use crate::buffer::BufferError;
 use crate::experts::cache::{BlockRun, Cache, Candidate, NoCache};
@@ -20,6 +20,28 @@ pub(super) struct Session {
     cache: Cache,
     reader: Option<Reader>,
     tokens: u32,
+}
+
+impl Session {
+    /// Whether blocks of this device may run before the host knows their ids.
+    pub(super) fn may_run_ahead(&self) -> bool {
+        self.cache.may_run_blocks_ahead()
+    }
+
+    pub(super) fn runs_ahead(&self, nodes: &[Tensor<'_>], block: &Candidate) -> bool {
+        self.cache.runs_ahead(nodes, block)
+    }
+
+    /// The graph's first part is about to be handed on.
+    pub(super) fn begin_ahead(&mut self, inner: &inner::Backend, nodes: &[Tensor<'_>], blocks: &[Candidate]) {
+        self.cache.begin_ahead(inner, nodes, blocks);
+    }
+
+    /// The cache, and the graph's view of it.
+    pub(super) fn parts(&mut self) -> Result<(&mut Cache, &Reader), BackendError> {
+        let reader = self.reader.as_ref().ok_or(BackendError::NoReader)?;
+        Ok((&mut self.cache, reader))
+    }
 }
 
 impl Backend {
@@ -75,7 +97,7 @@ impl Backend {
         step: &Step,
         block: (usize, &Candidate),
     ) -> Result<Status, BackendError> {
-        let Some(reader) = session.reader.as_ref() else { return Ok(Status::FAILED) };
+        let (cache, reader) = session.parts()?;
         let (number, block) = block;
         let run = BlockRun { device: self.device, inner: &self.inner, nodes, block, number, reader };
         let mut retired = state.plain.take_retired();
@@ -87,14 +109,10 @@ impl Backend {
             self.note_run(&mut state.counters, &mut state.replays, nodes[range.start], uid);
             Ok(self.inner.compute(&mut part))
         };
-        let outcome = session.cache.run(&run, &mut retired, compute);
+        let outcome = cache.run(&run, &mut retired, compute);
         state.plain.keep_retired(retired);
         let (status, outcome) = outcome?;
-        let counters = &mut state.counters;
-        counters.hits += outcome.hits;
-        counters.misses += outcome.misses;
-        counters.cpu_bytes += outcome.cpu_bytes;
-        counters.upload_bytes += outcome.upload_bytes;
+        state.counters.add(&outcome);
         Ok(status)
     }
 
@@ -109,7 +127,8 @@ impl Backend {
             Ok(bytes) => {
                 state.counters.upload_bytes += bytes;
                 // Whoever gets the cache next may take memory from it: what reads it must be known, or done.
-                if !cache.is_elastic() {
+                // Another stream may run the next graph, too; places of the cache are in use until this one is done.
+                if !cache.is_elastic() || self.device.has_several_backends() {
                     self.inner.synchronize();
                 }
                 let cache = if self.note_use().is_ok() { self.device.step_cache(cache, tokens) } else { None };

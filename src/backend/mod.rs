@@ -7,6 +7,7 @@
 //! lock is held across a call into the host or the inner device.
 //! Does not: know how experts get to the device (`experts` does).
 
+mod ahead;
 mod cached;
 
 use std::collections::HashSet;
@@ -52,6 +53,8 @@ struct State {
 struct Planned {
     plan: Plan,
     blocks: Vec<Candidate>,
+    /// The same steps, as they are handed on when blocks run ahead.
+    pieces: Vec<ahead::Piece>,
 }
 
 /// A graph could not be run.
@@ -60,6 +63,9 @@ pub(crate) enum BackendError {
     /// An earlier failure left data of the host wrong.
     #[error("{0} failed earlier and computes nothing more; restart the program")]
     Poisoned(String),
+    /// A block was to run in a graph that did not start.
+    #[error("a block was to run outside a graph")]
+    NoReader,
     /// The device's driver refused an operation.
     #[error(transparent)]
     Buffer(#[from] BufferError),
@@ -101,6 +107,7 @@ impl Backend {
             ));
             return None;
         }
+        device.note_backend_opened();
         Some(Self { device, state: Mutex::new(None), inner, seen_uploads: AtomicU64::new(0) })
     }
 
@@ -141,7 +148,8 @@ impl Backend {
             tell_plan(self.device, &mut state.told, &nodes, &planned.plan);
             planned
         });
-        let Planned { plan, blocks } = &*plan;
+        let planned = &*plan;
+        let Planned { plan, blocks, .. } = planned;
         let counters = &mut state.counters;
         counters.graphs += 1;
         counters.nodes += key.count as u64;
@@ -156,7 +164,10 @@ impl Backend {
         }
         let nodes = graph.nodes();
         let mut session = self.begin_cached(&nodes, blocks);
-        let outcome = self.run_steps(state, session.as_mut(), graph, &nodes, (plan, blocks));
+        let outcome = match session.as_mut() {
+            Some(session) if session.may_run_ahead() => self.run_pieces(state, session, graph, &nodes, planned),
+            session => self.run_steps(state, session, graph, &nodes, (plan, blocks)),
+        };
         if let Some(session) = session {
             self.end_cached(state, session, matches!(outcome, Ok(Status::SUCCESS)));
         }
@@ -200,7 +211,8 @@ impl Backend {
             true
         });
         // Blocks are offered in the order of the graph.
-        Planned { plan, blocks }
+        let pieces = ahead::pieces(&plan);
+        Planned { plan, blocks, pieces }
     }
 
     fn run_step(
@@ -279,6 +291,15 @@ impl Backend {
     }
 }
 
+impl Counters {
+    fn add(&mut self, outcome: &cache::Outcome) {
+        self.hits += outcome.hits;
+        self.misses += outcome.misses;
+        self.cpu_bytes += outcome.cpu_bytes;
+        self.upload_bytes += outcome.upload_bytes;
+    }
+}
+
 fn passport(tensor: Tensor<'_>) -> Option<Passport> {
     tensor.our_buffer()?.memory().map(|memory| memory.passport())
 }
@@ -286,6 +307,7 @@ fn passport(tensor: Tensor<'_>) -> Option<Passport> {
 impl Drop for Backend {
     fn drop(&mut self) {
         self.inner.synchronize();
+        self.device.note_backend_closed();
         if let Some(driver) = self.device.opened_driver() {
             driver.forget(&self.inner);
         }

@@ -288,6 +288,36 @@ pub static KEYS: &[Key] = &[
             Ok(())
         },
     },
+    Key {
+        name: "debug-late",
+        default: "none",
+        unit: "seed",
+        range: "0 to 4294967295",
+        effect: "Copies through ggml's own functions run on a thread of their own, in order, after delays that look random.",
+        reason: "Shows without a GPU that everything waits for the copies that it needs.",
+        test_only: true,
+        apply: |config, value| {
+            config.debug_late = Some(value.parse().map_err(|_| ())?);
+            Ok(())
+        },
+    },
+    Key {
+        name: "debug-poison",
+        default: "off",
+        unit: "-",
+        range: "off, on",
+        effect: "Slots of the cache that are free or about to be written, and its memory for small operands between uses, are filled with 0xFF, which is not a number in any format of floats.",
+        reason: "A result that was computed from them differs from stock's.",
+        test_only: true,
+        apply: |config, value| {
+            config.debug_poison = match value {
+                "off" => false,
+                "on" => true,
+                _ => return Err(()),
+            };
+            Ok(())
+        },
+    },
 ];
 
 /// The page `docs/keys.md`, generated from the table.

@@ -111,6 +111,10 @@ pub struct Config {
     pub debug_fixed_memory: bool,
     /// Extra bytes behind every quantized tensor, poisoned before the padding rule zeroes them (tests only).
     pub debug_pad: usize,
+    /// Seed of the delays of copies that are late on purpose (tests only).
+    pub debug_late: Option<u32>,
+    /// Whether memory of the cache that nobody may read is poisoned (tests only).
+    pub debug_poison: bool,
 }
 
 impl Default for Config {
@@ -132,6 +136,8 @@ impl Default for Config {
             debug_experts_on_device: false,
             debug_fixed_memory: false,
             debug_pad: 0,
+            debug_late: None,
+            debug_poison: false,
         }
     }
 }

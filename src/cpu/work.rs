@@ -273,6 +273,7 @@ impl Work {
         let (first, pairs) = self.pairs_of(task.group as usize);
         for row in task.range() {
             let weights = base.wrapping_add(row * matrix.stride);
+            fetch(weights, matrix.stride);
             for (place, pair) in pairs.iter().enumerate() {
                 let input = plan.scratch.row(areas.0, pair.input as usize);
                 // SAFETY: a whole row of weights of the matrix's type and an input in the form of its kernel.
@@ -322,6 +323,7 @@ impl Work {
         let (base, stride) = plan.outputs;
         for row in task.range() {
             let weights = group.down.wrapping_add(row * shape.down.stride);
+            fetch(weights, shape.down.stride);
             for (place, pair) in pairs.iter().enumerate() {
                 let hidden = plan.scratch.row(plan.scratch.hidden, first + place);
                 // SAFETY: a whole row of down, and a hidden row in the form of its kernel.
@@ -375,4 +377,19 @@ unsafe fn touch(base: *const u8, matrix: &Matrix, count: usize, task: &Task) {
         // SAFETY: between the first byte of the first row and the last byte of the last one.
         unsafe { base.wrapping_add(place).read_volatile() };
     }
+}
+
+/// How far before their use weights are asked for.
+const FETCH_AHEAD: usize = 4096;
+
+/// Asks for the lines that follow a row at some distance: a kernel's own reads of one short row after the other do not keep the memory busy.
+fn fetch(row: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for place in (0..bytes).step_by(LINE) {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch has no effect but on caches, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(FETCH_AHEAD + place).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (row, bytes);
 }

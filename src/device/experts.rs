@@ -25,6 +25,8 @@ pub(super) struct Experts {
     gave_up: AtomicU64,
     /// Threads that the host was told to compute with.
     threads: AtomicUsize,
+    /// Backends that are open.
+    backends: AtomicUsize,
 }
 
 impl Default for Experts {
@@ -35,6 +37,7 @@ impl Default for Experts {
             model_epoch: AtomicU64::new(1),
             gave_up: AtomicU64::new(0),
             threads: AtomicUsize::new(0),
+            backends: AtomicUsize::new(0),
         }
     }
 }
@@ -89,6 +92,11 @@ impl Device {
         self.config.replay
     }
 
+    /// Whether memory of the cache that nobody may read is filled with what is not a number (tests only).
+    pub(crate) fn poisons(&self) -> bool {
+        self.config.debug_poison
+    }
+
     /// Whether the inner device is a GPU.
     pub(crate) fn is_gpu(&self) -> bool {
         matches!(self.inner.kind(), DeviceKind::Gpu | DeviceKind::IntegratedGpu)
@@ -109,6 +117,21 @@ impl Device {
         if !self.experts.told_no_cache.swap(true, Ordering::Relaxed) {
             log::notice(&format!("{}: no cache: {reason}", self.label()));
         }
+    }
+
+    /// A backend was opened.
+    pub(crate) fn note_backend_opened(&self) {
+        self.experts.backends.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A backend is idle and ends.
+    pub(crate) fn note_backend_closed(&self) {
+        self.experts.backends.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether more than one stream may run graphs.
+    pub(crate) fn has_several_backends(&self) -> bool {
+        self.experts.backends.load(Ordering::Relaxed) > 1
     }
 
     /// The host said with how many threads it computes.

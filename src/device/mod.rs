@@ -253,7 +253,8 @@ impl Device {
     /// The driver of the inner device's memory; opened at the first use, because loading the plugin must touch no device.
     pub(crate) fn driver(&self) -> &dyn Driver {
         let driver = self.driver.get_or_init(|| {
-            let (driver, reason) = gpu::open(&self.inner, self.inner_buffer_type, self.config.debug_cuda);
+            let (driver, reason) =
+                gpu::open(&self.inner, self.inner_buffer_type, self.config.debug_cuda, self.config.debug_late);
             if let Some(reason) = reason {
                 // Told with the first graph; nobody else sets it, since the driver is opened once.
                 let _ = self.driver_reason.set(format!("memory goes through {}: {reason}", driver.name()));

@@ -234,8 +234,14 @@ impl Residency {
 
     /// Number of slots of a pool that a block could take now.
     pub fn free(&self, pool: u16) -> usize {
-        let count = |pool: &Slots| pool.owner.iter().take(pool.open as usize).filter(|owner| owner.is_none()).count();
-        self.pools.get(usize::from(pool)).map_or(0, count)
+        self.free_slots(pool).count()
+    }
+
+    /// The slots of a pool that a block could take now: nobody reads or writes them.
+    pub fn free_slots(&self, pool: u16) -> impl Iterator<Item = Slot> + '_ {
+        let pool = self.pools.get(usize::from(pool));
+        let slots = pool.into_iter().flat_map(|pool| pool.owner.iter().take(pool.open as usize).zip((0..).map(Slot)));
+        slots.filter_map(|(owner, slot)| owner.is_none().then_some(slot))
     }
 
     fn first_running(&self) -> u64 {

@@ -2,8 +2,8 @@
 //!
 //! Owns: the [`Driver`] contract and the choice of a driver for an inner device ([`open`]).
 //! Drivers share one set of notions: `cuda` (driver API; memory in our own reservations of address space), `generic` (ggml's
-//! own functions; any device) and `fake` (in process, for tests: deterministic, faults on demand, work done as late as allowed).
-//! `pages` emulates mapping where the device's memory is the host's.
+//! own functions; any device), `late` (the same with delays, a test key) and `fake` (in process, for tests: deterministic, faults on demand,
+//! work done as late as allowed). `pages` emulates mapping where the device's memory is the host's.
 //! Invariants: see the contract. Threads: any; each driver orders its own work.
 //! Does not: know tensors, experts or graphs.
 // UNSAFETY: the contract passes raw host memory; callers vouch for it.
@@ -13,6 +13,7 @@ pub(crate) mod cuda;
 #[cfg(test)]
 pub(crate) mod fake;
 mod generic;
+mod late;
 mod pages;
 #[cfg(test)]
 mod suite;
@@ -254,9 +255,16 @@ pub(crate) fn open(
     device: &inner::Device,
     buffer_type: inner::BufferType,
     fault: Option<CudaFault>,
+    late: Option<u32>,
 ) -> (Box<dyn Driver>, Option<String>) {
     let provider = device.provider();
-    let generic = || Box::new(generic::Generic::new(buffer_type, provider == "CPU"));
+    let is_cpu = provider == "CPU";
+    let generic = || -> Box<dyn Driver> {
+        match late.and_then(|seed| late::Late::new(buffer_type, is_cpu, seed)) {
+            Some(late) => Box::new(late),
+            None => Box::new(generic::Generic::new(buffer_type, is_cpu)),
+        }
+    };
     if provider != "CUDA" {
         return (generic(), None);
     }

@@ -233,9 +233,18 @@ driver_suite!(fake, [], Box::new(crate::gpu::fake::Fake::default()), registers: 
 driver_suite!(cuda, [#[ignore = "needs a CUDA device"]], crate::gpu::cuda::for_tests(), registers: true);
 driver_suite!(generic, [#[ignore = "needs the stock host's libraries; make test runs it"]], crate::gpu::suite::generic_over_cpu(), registers: false);
 
+driver_suite!(late, [#[ignore = "needs the stock host's libraries; make test runs it"]], crate::gpu::suite::late_over_cpu(), registers: false);
+
+fn late_over_cpu() -> Box<dyn Driver> {
+    Box::new(super::late::Late::new(cpu_buffer_type(), true, 1).unwrap())
+}
+
 /// The generic driver over the CPU device of the stock host whose folder `GGML_MOE_STOCK` names.
 fn generic_over_cpu() -> Box<dyn Driver> {
+    Box::new(super::generic::Generic::new(cpu_buffer_type(), true))
+}
+
+fn cpu_buffer_type() -> crate::abi::inner::BufferType {
     let folder = std::env::var("GGML_MOE_STOCK").expect("GGML_MOE_STOCK names the folder of the stock host");
-    let buffer_type = crate::abi::load_for_tests(&folder);
-    Box::new(super::generic::Generic::new(buffer_type, true))
+    crate::abi::load_for_tests(&folder)
 }

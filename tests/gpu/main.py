@@ -38,11 +38,12 @@ STEPS = [
     ("speed", speed.against_stock, "alone"),
     ("ram", speed.experts_in_ram, "alone"),
     ("decode", cache.decode, "alone"),
+    ("conditions", cache.conditions, "alone"),
     ("memory", memory.foreign, "alone"),
     ("exhausted", faults.exhausted, "alone"),
     ("ncmoe", speed.stock_cpu_experts, "alone"),
 ]
-NEEDS_MODEL = {"speed", "ram", "decode", "memory", "exhausted", "ncmoe"}
+NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "memory", "exhausted", "ncmoe"}
 BESIDE_SECONDS = 240  # the most that the steps beside each other get together, so that what is measured has its time
 RAM_GIB = 26  # touched ahead of measuring: the plugin's copy of the experts and its pinned staging
 

@@ -9,10 +9,11 @@ REPEATS = 3  # of the alternating pair
 INNER_REPEATS = 5  # of each test within one process
 
 
-def bench(machine, side, *more, limit=90):
-    """One llama-bench process. Returns tokens per second by test ("pp2048", "tg128"), one figure per repetition."""
-    arguments = [machine.stock_folder / "llama-bench", "-m", machine.big_model(), "-t", machine.threads, "-ngl", 99, "-dev", side.device,
-                 "-o", "jsonl", *more]
+def bench(machine, side, *more, limit=90, cores=None):
+    """One llama-bench process. Returns tokens per second by test ("pp2048", "tg128"), one figure per repetition. `cores`: so many only."""
+    alone = ["taskset", "-c", f"0-{cores - 1}"] if cores else []
+    arguments = [*alone, machine.stock_folder / "llama-bench", "-m", machine.big_model(), "-t", cores or machine.threads, "-ngl", 99,
+                 "-dev", side.device, "-o", "jsonl", *more]
     done = machine.run(arguments, machine.environment(side, alone=True), limit, "speed")
     tests = {}
     for line in done.output.splitlines():

@@ -312,6 +312,8 @@ static void whole_block(struct builder * b) {
     struct ggml_context * ctx = b->ctx;
     const struct routing * r = some_routing(b);
     const int kind = pick(b, N_KINDS);
+    const enum ggml_glu_op glu[] = { GGML_GLU_OP_REGLU, GGML_GLU_OP_GEGLU, GGML_GLU_OP_SWIGLU };
+    const bool shared = chance(b, 50); /* others may read what lies between the products, as no model does */
     struct ggml_tensor * x = tokens(b), * rows = ggml_reshape_3d(ctx, solid(b, x), WIDE, 1, b->n_tokens), * gate, * up;
     if (chance(b, 40)) {
         struct ggml_tensor * both = ggml_mul_mat_id(ctx, weight(b, r, EXPERT_BOTH, kind), rows, r->ids);
@@ -319,15 +321,19 @@ static void whole_block(struct builder * b) {
         gate = ggml_view_3d(ctx, both, NARROW, r->used, b->n_tokens, both->nb[1], both->nb[2], 0);
         up = ggml_view_3d(ctx, both, NARROW, r->used, b->n_tokens, both->nb[1], both->nb[2], NARROW * both->nb[0]);
     } else {
-        up = keep(b, ggml_mul_mat_id(ctx, weight(b, r, EXPERT_UP, kind), rows, r->ids), r);
-        gate = keep(b, ggml_mul_mat_id(ctx, weight(b, r, EXPERT_GATE, pick(b, N_KINDS)), rows, r->ids), r);
+        up = ggml_mul_mat_id(ctx, weight(b, r, EXPERT_UP, kind), rows, r->ids);
+        up = shared ? keep(b, up, r) : up;
+        gate = ggml_mul_mat_id(ctx, weight(b, r, EXPERT_GATE, pick(b, N_KINDS)), rows, r->ids);
+        gate = shared ? keep(b, gate, r) : gate;
     }
-    struct ggml_tensor * active = chance(b, 50) ? ggml_swiglu_split(ctx, gate, up) : ggml_mul(ctx, ggml_sigmoid(ctx, solid(b, gate)), up);
-    active = keep(b, ggml_clamp(ctx, active, -4.0f, 4.0f), r);
+    struct ggml_tensor * active = !shared || chance(b, 50) ? ggml_glu_split(ctx, gate, up, glu[shared ? 2 : pick(b, 3)])
+                                                           : ggml_mul(ctx, ggml_sigmoid(ctx, solid(b, gate)), up);
+    active = shared ? keep(b, ggml_clamp(ctx, active, -4.0f, 4.0f), r) : active;
     if (chance(b, 30)) {
         keep(b, ggml_mul_mat(ctx, b->pool->dense[0], x), NULL); /* as the shared expert */
     }
     struct ggml_tensor * down = ggml_mul_mat_id(ctx, weight(b, r, EXPERT_DOWN, kind), active, r->ids);
+    down = shared ? down : ggml_clamp(ctx, down, -4.0f, 4.0f);
     down = chance(b, 30) ? ggml_add_id(ctx, down, b->pool->bias[r->count][0], r->ids) : down;
     down = keep(b, ggml_mul(ctx, down, pair_weights(b, r)), r);
     keep(b, ggml_add(ctx, sum(b, down), x), NULL);

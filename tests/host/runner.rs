@@ -14,6 +14,9 @@ pub const ANY_MEMORY: &str = "MUSA";
 /// The stand-in for a GPU (host/fake.c): it has what the CPU lacks and is as strict as CUDA.
 pub const FAKE: &str = "FAKE0";
 
+/// The stand-in for a GPU that is late (host/late.c).
+pub const LATE: &str = "LATE0";
+
 /// The plugin under test: `GGML_MOE_LIBRARY`, or the release build.
 pub fn plugin() -> PathBuf {
     let path = std::env::var_os("GGML_MOE_LIBRARY")
@@ -97,6 +100,9 @@ impl Host {
         }
         if keys.contains(FAKE) {
             command.env("MOE_HOST_FAKE", ANY_MEMORY);
+        }
+        if keys.contains(LATE) {
+            command.env("MOE_HOST_LATE", ANY_MEMORY);
         }
         // Two cases share the cores: waiting threads must sleep. Panics are expected: no need to unwind the stack for each.
         command.env("RUST_BACKTRACE", "0");

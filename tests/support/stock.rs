@@ -24,6 +24,19 @@ pub enum Side<'a> {
 /// The plugin over ggml's CPU backend, reporting its counters at the end.
 pub const OVER_CPU: Side<'static> = Side::Plugin { keys: "inner=CPU;log=debug", device: "MoE0" };
 
+/// The inner device that computes late (`tests/host/late.c`). A side whose keys name it has it; the seed of its delays is that of `debug-late`,
+/// and with odd seeds it keeps pointers as the Vulkan backend does.
+pub const LATE: &str = "inner=LATE0";
+
+fn be_late(command: &mut Command, keys: &str) {
+    let seed = keys.split(';').find_map(|key| key.strip_prefix("debug-late=")).unwrap_or("1");
+    // A provider whose code computes in any memory of its device.
+    preload(command, "host/late").env("MOE_HOST_LATE", "MUSA").env("MOE_HOST_SEED", seed).env("MOE_HOST_FINITE", "1");
+    if seed.parse::<u32>().is_ok_and(|seed| seed % 2 == 1) {
+        command.env("MOE_HOST_KEEP", "1");
+    }
+}
+
 /// The folder of the stock programs; panics with what to do when they are not built.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
@@ -78,6 +91,9 @@ pub fn command(path: &Path, side: Side<'_>) -> Command {
     command.env("GGML_NO_BACKTRACE", "1");
     if let Side::Plugin { keys, .. } = side {
         command.env("GGML_BACKEND_PATH", plugin()).env("GGML_MOE", keys);
+        if keys.contains(LATE) {
+            be_late(&mut command, keys);
+        }
     }
     command
 }
@@ -130,7 +146,10 @@ fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
     let source = package().join("tests").join(source);
     let output = kept_folder("c").join(output);
     let time = |path: &Path| path.metadata().and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-    let newest = time(&source).max(time(&folder().join("libllama.so")));
+    let beside = source.parent().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    let headers = beside.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|it| it == "h"));
+    let newest = headers.map(|path| time(&path)).chain([time(&source), time(&folder().join("libllama.so"))]).max();
+    let newest = newest.unwrap_or(SystemTime::UNIX_EPOCH);
     if time(&output) <= newest {
         let (bin, headers) = (folder(), sources());
         let is_cpp = source.extension().is_some_and(|extension| extension == "cpp");

@@ -616,6 +616,8 @@ pub type fn_ggml_backend_buft_get_device =
     ::core::option::Option<unsafe extern "C" fn(buft: ggml_backend_buffer_type_t) -> ggml_backend_dev_t>;
 pub type fn_ggml_backend_buft_get_alignment =
     ::core::option::Option<unsafe extern "C" fn(buft: ggml_backend_buffer_type_t) -> usize>;
+pub type fn_ggml_backend_buft_is_host =
+    ::core::option::Option<unsafe extern "C" fn(buft: ggml_backend_buffer_type_t) -> bool>;
 pub type fn_ggml_backend_buft_get_max_size =
     ::core::option::Option<unsafe extern "C" fn(buft: ggml_backend_buffer_type_t) -> usize>;
 pub type fn_ggml_backend_buft_get_alloc_size =

@@ -30,6 +30,12 @@ impl BufferType {
         unsafe { (host().api.ggml_backend_buft_get_alignment)(self.as_ptr()) }.max(1)
     }
 
+    /// Whether the memory is the host's, so that the device reaches all of the host's.
+    pub(crate) fn is_host(&self) -> bool {
+        // SAFETY: a valid buffer type.
+        unsafe { (host().api.ggml_backend_buft_is_host)(self.as_ptr()) }
+    }
+
     /// Largest buffer in bytes.
     pub(crate) fn max_size(&self) -> usize {
         // SAFETY: a valid buffer type.

@@ -142,6 +142,11 @@ impl PoolMemory {
         Ok(Self { planes, slots: start, open: 0, elastic: false })
     }
 
+    /// Fills a slot with what is not a number; the zeros behind it stay.
+    pub(crate) fn poison(&self, driver: &dyn Driver, slot: u32) -> Result<(), DriverError> {
+        self.planes.iter().try_for_each(|plane| driver.fill(plane.place(slot), 0xff, plane.matrix.bytes))
+    }
+
     /// Slots with memory behind them.
     pub(crate) fn opened(&self) -> u32 {
         self.open

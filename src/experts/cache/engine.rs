@@ -21,6 +21,7 @@ use super::lane::MOST_PAIRS;
 use super::{Cache, Candidate, MOST_TOKENS, NoCache, Weight, Weights, host_memory};
 use crate::abi::graph::GraphError;
 use crate::abi::inner::{self, Passport, Status};
+use crate::abi::own::{Form, I32, OwnTensor};
 use crate::abi::tensor::{Patch, Replacement, Retired, Tensor};
 use crate::buffer::BufferError;
 use crate::cpu::shape::{After, Group, Job, JobError, Matrix, Pair, Shape, Table};
@@ -77,7 +78,7 @@ impl Cache {
         };
         let [used, tokens, ..] = ids.ne().map(|count| usize::try_from(count).unwrap_or(0));
         let room = self.lane.size();
-        self.group(down).is_some()
+        self.group(down).is_some_and(|group| self.is_block(group, nodes, block))
             && ids_bytes(ids) <= room.ids
             && input.bytes() <= room.inputs
             && used * tokens * down.nb()[1] <= room.outputs
@@ -98,6 +99,9 @@ impl Cache {
         let input = run.nodes[run.block.pattern.up.product].source(1).ok_or_else(|| operand(down))?;
         let [used, tokens, ..] = ids.ne().map(|count| usize::try_from(count).unwrap_or(0));
         let memory = |tensor: Tensor<'a>| passport(tensor).ok_or_else(|| operand(tensor));
+        if run.device.poisons() {
+            self.lane.poison_operands();
+        }
         // SAFETY: both tensors lie in memory of the inner device, and the lane has room for them (`knows`); it is waited for below.
         unsafe {
             run.inner.read_async(memory(ids)?, ids.data(), self.lane.ids().cast(), ids_bytes(ids));
@@ -107,6 +111,9 @@ impl Cache {
             run.inner.read_async(memory(input)?, input.data(), self.lane.inputs().cast(), input.bytes());
         }
         run.inner.synchronize();
+        if run.device.poisons() {
+            self.lane.poison_results();
+        }
         retired.clear();
         let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, ..Outcome::default() };
 
@@ -117,16 +124,9 @@ impl Cache {
         outcome.hits = experts.len() as u64 - outcome.misses;
 
         let weights = &self.weights[group.0 as usize];
-        let per_pair = input.ne()[1] > 1;
-        let work = Work::new(weights, &missed, used, per_pair);
+        let work = Work::new(weights, &missed, used, input.ne()[1] > 1);
         outcome.cpu_bytes = work.bytes;
-        let job = Job {
-            shape: &weights.shape,
-            groups: &work.groups,
-            pairs: &work.pairs,
-            inputs: (self.lane.inputs().cast_const().cast(), input.nb()[1]),
-            outputs: (self.lane.outputs().cast(), down.nb()[1]),
-        };
+        let job = self.job(weights, &work, (input.nb()[1], down.nb()[1]));
         let team = Arc::clone(&self.team);
         let ticket = if missed.is_empty() {
             None
@@ -135,7 +135,7 @@ impl Cache {
             // own and large enough; both stay until the ticket was waited for, below, and each pair has a row of its own.
             Some(unsafe { team.start(&job) }?)
         };
-        let (patches, variant) = self.patches(run, group, used, tokens)?;
+        let (patches, read, variant) = self.patched(run, group, used, tokens)?;
         let slots = self.lane.slots(run.number);
         let bytes = used * tokens * size_of::<i32>();
         let target = self.lane.device();
@@ -143,18 +143,30 @@ impl Cache {
         unsafe {
             run.inner.write_async(
                 target.passport(),
-                self.lane.device_ids(run.number),
+                self.lane.device_slots(run.number),
                 slots.cast_const().cast(),
                 bytes,
             );
         }
         let status = compute(variant)?;
         retired.extend(patches.into_iter().filter_map(Patch::retire));
+        retired.push(read.retire());
         if let Some(ticket) = ticket {
             ticket.wait()?;
         }
         self.merge(run, down, &missed, used)?;
         Ok((status, outcome))
+    }
+
+    /// What the team is to compute; the strides are those of rows of inputs and outputs.
+    pub(super) fn job<'w>(&self, weights: &'w Weights, work: &'w Work, (input, output): (usize, usize)) -> Job<'w> {
+        Job {
+            shape: &weights.shape,
+            groups: &work.groups,
+            pairs: &work.pairs,
+            inputs: (self.lane.inputs().cast_const().cast(), input),
+            outputs: (self.lane.outputs().cast(), output),
+        }
     }
 
     /// The experts of every pair, token by token.
@@ -203,24 +215,19 @@ impl Cache {
         missed
     }
 
-    /// Makes the block's products read the arena and slots.
-    fn patches<'a>(
+    /// Makes the block's products read the arena and slots. The slots are one tensor for all: kernels that compute gate and up at once look
+    /// for that. Returns it, and a number that stands for all that was patched.
+    pub(super) fn patched<'a>(
         &self,
         run: &BlockRun<'_, 'a>,
         group: GroupId,
         used: usize,
         tokens: usize,
-    ) -> Result<(Vec<Patch<'a>>, u64), EngineError> {
+    ) -> Result<(Vec<Patch<'a>>, OwnTensor, u64), EngineError> {
         let pool = &self.pools[usize::from(self.weights[group.0 as usize].pool)];
-        let lane = self.lane.device();
-        let count = |number: usize| i64::try_from(number).unwrap_or(0);
-        let row = used * size_of::<i32>();
-        let slots = Replacement {
-            address: self.lane.device_ids(run.number),
-            buffer: lane.passport(),
-            ne: [count(used), count(tokens), 1, 1],
-            nb: [size_of::<i32>(), row, row * tokens, row * tokens],
-        };
+        let buffer = self.lane.device().passport();
+        let slots = Form::rows(I32, self.lane.device_slots(run.number), buffer, [used, tokens, 1]);
+        let slots = OwnTensor::operand(slots);
         let mut patches = Vec::with_capacity(2 * run.block.products.len());
         for &index in &run.block.products {
             let product = run.nodes[index];
@@ -233,22 +240,20 @@ impl Cache {
             let arena = Replacement {
                 address: plane.memory.base(),
                 buffer: plane.memory.passport(),
-                ne: [ne[0], ne[1], count(all), 1],
+                ne: [ne[0], ne[1], i64::try_from(all).unwrap_or(0), 1],
                 nb: [nb[0], nb[1], stride, stride * all],
             };
             patches.push(Patch::with(product, 0, arena).ok_or_else(operand)?);
-            patches.push(Patch::with(product, 2, slots).ok_or_else(operand)?);
+            patches.push(Patch::to(product, 2, &slots).ok_or_else(operand)?);
         }
         // The same addresses for the same block in every graph: one number stands for all of them, and for the number of tokens.
-        let variant = pool
-            .planes
-            .iter()
-            .fold(slots.address as u64, |sum, plane| sum.rotate_left(17) ^ plane.memory.base() as u64);
-        Ok((patches, variant ^ tokens as u64))
+        let first = self.lane.device_slots(run.number) as u64;
+        let variant = pool.planes.iter().fold(first, |sum, plane| sum.rotate_left(17) ^ plane.memory.base() as u64);
+        Ok((patches, slots, variant ^ tokens as u64))
     }
 
     /// Writes the team's rows into the result of the last product.
-    fn merge(
+    pub(super) fn merge(
         &self,
         run: &BlockRun<'_, '_>,
         down: Tensor<'_>,
@@ -278,15 +283,15 @@ impl Cache {
 }
 
 /// The lists of a job.
-struct Work {
+pub(super) struct Work {
     groups: Vec<Group>,
     pairs: Vec<Pair>,
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl Work {
     /// Groups the missed pairs by expert, so that each weight is read once.
-    fn new(weights: &Weights, missed: &[(usize, u32)], used: usize, per_pair: bool) -> Self {
+    pub(super) fn new(weights: &Weights, missed: &[(usize, u32)], used: usize, per_pair: bool) -> Self {
         let mut order: Vec<(u32, usize)> = missed.iter().map(|&(pair, expert)| (expert, pair)).collect();
         order.sort_unstable();
         let mut work = Self { groups: Vec::new(), pairs: Vec::with_capacity(order.len()), bytes: 0 };
@@ -364,7 +369,7 @@ pub(super) fn upload(device: &Device, target: Place<'_>, source: usize, bytes: u
 /// What drivers take into memory of their own at once.
 const TAKEN_BYTES: usize = 256 << 10;
 
-fn passport(tensor: Tensor<'_>) -> Option<Passport> {
+pub(super) fn passport(tensor: Tensor<'_>) -> Option<Passport> {
     tensor.our_buffer()?.memory().map(|memory| memory.passport())
 }
 

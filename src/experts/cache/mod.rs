@@ -7,14 +7,16 @@
 //! Threads: one at a time; whoever runs a graph takes the cache out of its device and puts it back.
 //! Does not: run graphs (`backend` does), or compute in RAM (`cpu` does).
 
+mod ahead;
 mod arena;
 mod engine;
 mod lane;
 pub(crate) mod pattern;
+mod poison;
 mod pools;
 mod resize;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::HostMemory;
@@ -36,7 +38,8 @@ use arena::{Matrix, PoolMemory};
 use lane::Lane;
 use pattern::Pattern;
 
-pub(crate) use engine::{BlockRun, EngineError, suits};
+pub(crate) use ahead::Staged;
+pub(crate) use engine::{BlockRun, EngineError, Outcome, suits};
 pub(crate) use resize::ResizeError;
 
 /// The largest number of tokens that a graph may have for its blocks to be computed by the cache: what device kernels for single
@@ -88,8 +91,16 @@ pub(crate) struct Cache {
     /// The graph that ran last; it is done when the stream was waited for.
     reader: Option<Reader>,
     lane: Lane,
+    /// Whether blocks may run before the host knows their ids.
+    runs_ahead: bool,
+    /// Blocks that came or left since the last graph.
+    changed: Vec<Block>,
+    /// Whether the device's table of slots is not the one in RAM.
+    table_is_old: bool,
     team: Arc<Team>,
     replay: Option<Replay>,
+    /// Slots that were poisoned since they were written (`debug-poison`).
+    poisoned: HashSet<(u16, u32)>,
 }
 
 /// A simulated routing that replaces the model's, for benchmarks.
@@ -157,7 +168,8 @@ impl Cache {
         let mut groups = Vec::new();
         let mut weights = Vec::new();
         let mut keys = HashMap::new();
-        let mut lane = lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len() };
+        let mut lane =
+            lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len(), experts: 0, most_experts: 0 };
         for block in blocks {
             let tensors = planes(nodes, block)?;
             let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(*weight)).collect();
@@ -178,6 +190,9 @@ impl Cache {
             groups.push(Group { experts: count(experts), used: count(ids.ne()[0]), pool });
             weights.push(engine::weights(nodes, block, &tensors, pool)?);
             let used = usize::try_from(ids.ne()[0]).unwrap_or(0);
+            let experts = usize::try_from(experts).unwrap_or(0);
+            lane.experts += experts;
+            lane.most_experts = lane.most_experts.max(experts);
             let tokens = usize::try_from(MOST_TOKENS).unwrap_or(0);
             lane.ids = lane.ids.max(ids.nb()[1] * tokens + used * ids.nb()[0]);
             lane.inputs = lane.inputs.max(engine::input_bytes(nodes[block.pattern.up.product]) * tokens);
@@ -211,8 +226,12 @@ impl Cache {
                 preset.name
             ));
         }
-        let cache = Self {
+        let groups_len = u32::try_from(shape.groups().len()).unwrap_or(0);
+        let mut cache = Self {
             model_epoch: device.model_epoch(),
+            runs_ahead: Self::may_run_ahead(&lane, device),
+            changed: (0..groups_len).flat_map(|group| shape.blocks_of(GroupId(group))).collect(),
+            table_is_old: true,
             groups: keys,
             weights,
             policy: Policy::new(shape, &sizes, Settings::default(), heat),
@@ -225,7 +244,9 @@ impl Cache {
             lane,
             team,
             replay,
+            poisoned: HashSet::new(),
         };
+        cache.poison_free(device)?;
         cache.announce(device);
         Ok(cache)
     }
@@ -252,6 +273,19 @@ impl Cache {
         self.groups.get(&down.source(0)?.key()).copied()
     }
 
+    /// Whether a block computes what the group computes that has its last weight: a host may use weights twice, in different ways.
+    fn is_block(&self, group: GroupId, nodes: &[Tensor<'_>], block: &Candidate) -> bool {
+        let Weights { matrices, shape, .. } = &self.weights[group.0 as usize];
+        let Ok(tensors) = planes(nodes, block) else { return false };
+        let same = |(tensor, weight): (&Tensor<'_>, &Weight)| tensor.data() == weight.address;
+        let Pattern { gate, up, activation, .. } = block.pattern;
+        let biases = (shape.after_gate.bias.is_some(), shape.after_up.bias.is_some());
+        tensors.len() == matrices.len()
+            && tensors.iter().zip(matrices).all(same)
+            && shape.activation == activation
+            && biases == (gate.is_some_and(|gate| gate.bias.is_some()), up.bias.is_some())
+    }
+
     /// A graph starts: what was loaded meanwhile can be seen by it.
     pub(crate) fn start(&mut self) -> Result<Reader, BufferError> {
         while let Some(upload) = self.uploads.front() {
@@ -262,9 +296,12 @@ impl Cache {
             self.uploads.pop_front();
             if self.residency.loaded(block) {
                 self.policy.loaded(block);
+                self.changed.push(block);
             }
         }
-        Ok(self.residency.start())
+        let reader = self.residency.start();
+        self.renew_table(&reader);
+        Ok(reader)
     }
 
     /// The stream was waited for: the graph before is done, and what it alone still read can be written over.
@@ -273,6 +310,7 @@ impl Cache {
             Some(reader) => self.residency.finish(reader),
             None => return Ok(0),
         }
+        self.poison_free(device)?;
         let mut bytes = 0;
         for _ in 0..self.waiting.len() {
             let Some(block) = self.waiting.pop_front() else { break };
@@ -299,6 +337,7 @@ impl Cache {
         for admission in admissions {
             if let Some(evicted) = admission.evicts {
                 self.residency.leave(evicted);
+                self.changed.push(evicted);
             }
             match self.residency.load(admission.block) {
                 Ok(slot) => bytes += self.upload(device, admission.block, slot.0)?,
@@ -313,6 +352,7 @@ impl Cache {
         let (group, expert) = self.policy.shape().key(block);
         let weights = &self.weights[group.0 as usize];
         let pool = &self.pools[usize::from(weights.pool)];
+        self.poisoned.remove(&(weights.pool, slot));
         let mut bytes = 0;
         for (plane, weight) in pool.planes.iter().zip(&weights.matrices) {
             let source = weight.address + expert as usize * weight.expert_bytes;

@@ -4,8 +4,11 @@
 //! Invariants: a pattern names nodes by their place in the graph; it holds for every run of the same graph.
 //! Threads: the one that plans. Does not: read data, or know where weights lie.
 
+use std::collections::HashSet;
+
 use crate::abi::tensor::Tensor;
 use crate::cpu::activation::Activation;
+use crate::graph::TensorKey;
 
 /// Where one half of the activation's operands comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +76,32 @@ pub(crate) fn read(nodes: &[Tensor<'_>], products: &[usize]) -> Option<Pattern> 
     // Every product of the block has its part, and gate and up multiply the same rows.
     let one_input = |origin: Origin| nodes[origin.product].source(1).map(|input| input.key());
     let same = gate.is_none_or(|gate| one_input(gate) == one_input(up));
-    (used == products && same).then_some(Pattern { gate, up, down, activation })
+    (used == products && same && is_private(nodes, products, down)).then_some(Pattern { gate, up, down, activation })
+}
+
+/// Whether only the last product's result is read by others: for missed experts the device computes no other result of the block.
+fn is_private(nodes: &[Tensor<'_>], products: &[usize], down: usize) -> bool {
+    let first = products.first().copied().unwrap_or(down);
+    let mut inner: HashSet<TensorKey> =
+        products.iter().filter(|&&product| product != down).map(|&product| nodes[product].key()).collect();
+    let mut needed = HashSet::new();
+    let mut open: Vec<Tensor<'_>> = nodes[down].source(1).into_iter().collect();
+    while let Some(tensor) = open.pop() {
+        if needed.insert(tensor.key()) && !inner.contains(&tensor.key()) {
+            open.extend(tensor.sources());
+        }
+    }
+    for (index, node) in nodes.iter().enumerate().skip(first) {
+        let reads = |tensor: Tensor<'_>| inner.contains(&tensor.key()) || inner.contains(&tensor.owner().key());
+        let is_inner = inner.contains(&node.key()) || (index != down && (reads(*node) || node.sources().any(reads)));
+        if is_inner && (node.is_output() || !needed.contains(&node.key())) {
+            return false;
+        }
+        if is_inner {
+            inner.insert(node.key());
+        }
+    }
+    true
 }
 
 /// A `CLAMP` and its upper limit.
