@@ -128,7 +128,7 @@ impl Backend {
                 state.counters.upload_bytes += bytes;
                 // Whoever gets the cache next may take memory from it: what reads it must be known, or done.
                 // Another stream may run the next graph, too; places of the cache are in use until this one is done.
-                if !cache.is_elastic() || self.device.has_several_backends() {
+                if !self.device.driver().waits_for_uses() || self.device.has_several_backends() {
                     self.inner.synchronize();
                 }
                 let cache = if self.note_use().is_ok() { self.device.step_cache(cache, tokens) } else { None };

@@ -242,6 +242,10 @@ impl Driver for Late {
         unsafe { self.generic.upload(target, source, rows) }
     }
 
+    fn waits_for_uses(&self) -> bool {
+        true // the late device of the tests waits for its streams before it frees memory
+    }
+
     unsafe fn download(&self, target: *mut c_void, source: Place<'_>, rows: Rows) -> Result<(), DriverError> {
         if !rows.is_empty() {
             let (passport, address, target) = (source.memory.passport(), source.address, target.expose_provenance());

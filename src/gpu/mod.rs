@@ -29,7 +29,7 @@ use crate::experts::HostRange;
 ///
 /// The contract:
 /// - [`Driver::allocate`] gives memory of unspecified content that stays at its address until the object is dropped. Dropping waits for
-///   the driver's own work and for what [`Driver::note_use`] told of.
+///   the driver's own work and, if [`Driver::waits_for_uses`], for what [`Driver::note_use`] told of.
 /// - Copies and fills run in the order in which they were asked for, relative to each other. They may run later, but have run when
 ///   [`Driver::synchronize`] returns. They are not ordered against the inner backend's stream: the caller synchronizes that first.
 /// - Host memory passed to a copy stays valid until [`Driver::synchronize`] returns, but for [`Driver::upload_taking`].
@@ -83,6 +83,11 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// The inner stream was given work that may use memory of this driver: memory that is dropped later waits for it.
     fn note_use(&self, _inner: &inner::Backend) -> Result<(), DriverError> {
         Ok(())
+    }
+
+    /// Whether memory that goes waits for what [`Driver::note_use`] told of. If not, the inner streams are to be idle when it goes.
+    fn waits_for_uses(&self) -> bool {
+        false
     }
 
     /// The inner stream is idle and ends: it is waited for no more.
