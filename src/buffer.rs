@@ -184,7 +184,7 @@ impl Buffer {
             Storage::Device(_) => false,
             Storage::Host { pinner, .. } => {
                 pinner.start();
-                pinner.holds(tensor.data(), alloc_size(self.device, Role::Experts, tensor))
+                !self.device.slows_link() && pinner.holds(tensor.data(), alloc_size(self.device, Role::Experts, tensor))
             }
         }
     }

@@ -54,6 +54,14 @@ impl Backend {
         if slot.as_ref().is_some_and(|cache| !cache.is_current(self.device)) {
             slot = None; // a model was freed: nothing of it may be read any more
         }
+        if slot.as_ref().is_some_and(|cache| cache.blocks() < blocks.len()) {
+            // It was made for a graph in which few blocks were for the cache: of a prompt, only the last layer has few tokens.
+            self.inner.synchronize();
+            if self.device.opened_driver().is_some_and(|driver| driver.synchronize().is_err()) {
+                self.device.poison();
+            }
+            slot = None;
+        }
         if slot.is_none() && self.device.wants_cache() {
             slot = self.make_cache(nodes, blocks);
         }
@@ -62,7 +70,8 @@ impl Backend {
             return None;
         };
         let known = blocks.iter().all(|block| cache.knows(nodes, block));
-        let reader = if known { cache.start().ok() } else { None };
+        let reader =
+            if known { cache.catch_up(self.device, &self.inner).and_then(|()| cache.start()).ok() } else { None };
         let Some(reader) = reader else {
             self.device.put_cache(Some(cache));
             return None;
@@ -112,7 +121,8 @@ impl Backend {
         let outcome = cache.run(&run, &mut retired, compute);
         state.plain.keep_retired(retired);
         let (status, outcome) = outcome?;
-        state.counters.add(&outcome);
+        state.counters.note(&outcome);
+        state.counters.waits += 1;
         Ok(status)
     }
 
@@ -126,9 +136,12 @@ impl Backend {
         match ended {
             Ok(bytes) => {
                 state.counters.upload_bytes += bytes;
+                let moved = cache.take_moved();
+                state.counters.uploads += moved.uploads;
+                state.counters.evictions += moved.evictions;
+                state.reporter.cache = Some(cache.state());
                 // Whoever gets the cache next may take memory from it: what reads it must be known, or done.
-                // Another stream may run the next graph, too; places of the cache are in use until this one is done.
-                if !self.device.driver().waits_for_uses() || self.device.has_several_backends() {
+                if !cache.is_elastic() || self.device.has_several_backends() {
                     self.inner.synchronize();
                 }
                 let cache = if self.note_use().is_ok() { self.device.step_cache(cache, tokens) } else { None };
@@ -144,6 +157,7 @@ impl Backend {
             }
             Err(error) => {
                 log::notice(&format!("{}: the cache is dropped: {error}", self.device.label()));
+                self.device.board.clear_cache(Some(&error));
                 self.inner.synchronize();
                 drop(cache);
                 self.device.give_up_cache();

@@ -2,7 +2,8 @@
 //!
 //! `docs/keys.md` and the command's `keys` are generated from it, so they cannot disagree with the parser.
 
-use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail};
+use super::expert_keys as experts;
+use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail, Socket};
 
 /// One key of `GGML_MOE`.
 pub struct Key {
@@ -144,6 +145,38 @@ pub static KEYS: &[Key] = &[
         test_only: false,
         apply: |config, value| {
             config.threads = Some(value.parse().ok().filter(|threads| (1..=1024).contains(threads)).ok_or(())?);
+            Ok(())
+        },
+    },
+    experts::EXPERT_CACHE,
+    experts::POLICY,
+    experts::WINDOW,
+    experts::ADMIT,
+    experts::SWAPS_PER_STEP,
+    experts::WAIT_SWAPS,
+    experts::SWAP_LEAD,
+    experts::UPLOAD_SHARE,
+    experts::UPLOAD_CHUNK_KB,
+    experts::GOVERNOR,
+    experts::RETEST,
+    experts::STATE_FILE,
+    experts::FIXED,
+    experts::LINK_GBS,
+    Key {
+        name: "socket",
+        default: "auto",
+        unit: "-",
+        range: "off, auto, or an absolute path without ',' and ';'",
+        effect: "Where `ggml-moe top` and other programs of the same user read counters (docs/telemetry.md): a unix socket. auto makes it when there is a cache, in the user's runtime folder (XDG_RUNTIME_DIR) or in /tmp/ggml-moe-UID, under the number of the process. A path is served from the first graph on; its folder must exist.",
+        reason: "Counters should be there when somebody wants to know why it is slow; nobody else can read them.",
+        test_only: false,
+        apply: |config, value| {
+            config.socket = match value {
+                "off" => Socket::Off,
+                "auto" => Socket::Auto,
+                path if path.starts_with('/') && !path.contains('\0') => Socket::Path(path.into()),
+                _ => return Err(()),
+            };
             Ok(())
         },
     },

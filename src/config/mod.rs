@@ -5,9 +5,12 @@
 //! Threads: none; everything here is a pure function of its input.
 //! Does not: read the environment or print (the entry point does), or know any host type.
 
+mod expert_keys;
+mod experts;
 mod keys;
 mod parse;
 
+pub use experts::{ExpertSettings, PolicyOrder, StateFile};
 pub use keys::{KEYS, Key, markdown};
 pub use parse::{Notice, parse};
 pub(crate) use parse::{shown, turns_line};
@@ -74,6 +77,19 @@ pub enum CacheSize {
     Off,
     /// So many MiB.
     Mib(usize),
+    /// Room for so many experts of each layer.
+    SlotsPerLayer(u32),
+}
+
+/// Whether and where the counters can be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Socket {
+    /// Nowhere.
+    Off,
+    /// In a private folder, once there is a cache.
+    Auto,
+    /// In this file.
+    Path(std::path::PathBuf),
 }
 
 /// The resolved settings of this process.
@@ -95,6 +111,10 @@ pub struct Config {
     pub vram_budget_mb: Option<u64>,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
+    /// What is learned, how uploads are bounded, who decides.
+    pub experts: ExpertSettings,
+    /// Where the counters can be read.
+    pub socket: Socket,
     /// A preset of the simulator whose routing replaces the model's (benchmarks only).
     pub replay: Option<&'static crate::sim::Preset>,
     /// What the CUDA driver is made to look like (tests only).
@@ -128,6 +148,8 @@ impl Default for Config {
             vram_reserve_mb: 384,
             vram_budget_mb: None,
             threads: None,
+            experts: ExpertSettings::default(),
+            socket: Socket::Auto,
             replay: None,
             debug_cuda: None,
             debug_panic: None,

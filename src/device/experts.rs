@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::Device;
 use super::held::Held;
 use crate::abi::inner::DeviceKind;
-use crate::config::CacheSize;
+use crate::config::{CacheSize, ExpertSettings, Socket};
 use crate::cpu::{team, threads};
 use crate::experts::cache::Cache;
 use crate::telemetry::log;
@@ -67,6 +67,7 @@ impl Device {
     /// backend has at this moment is of another model, or finds by the epoch that it is void.
     pub(crate) fn drop_cache(&self) {
         self.experts.model_epoch.fetch_add(1, Ordering::Release);
+        self.board.clear_cache(None);
         let cache = self.experts.cache.remove();
         // Also when a backend has the cache: what it began to load may come from the memory that goes.
         if let Some(driver) = self.opened_driver().filter(|_| self.may_cache())
@@ -77,14 +78,39 @@ impl Device {
         drop(cache);
     }
 
+    /// A backend ends, and maybe the process: what the cache learned is brought into its file.
+    pub(crate) fn remember(&self) {
+        if let Some(mut cache) = self.take_cache() {
+            if let Some(cache) = &mut cache {
+                cache.remember();
+            }
+            self.put_cache(cache);
+        }
+    }
+
     /// Whether graphs are to be cut for a cache.
     pub(crate) fn may_cache(&self) -> bool {
         match self.config.cache {
             CacheSize::Off => false,
-            CacheSize::Mib(_) => true,
+            CacheSize::Mib(_) | CacheSize::SlotsPerLayer(_) => true,
             // A budget makes a small card of anything.
             CacheSize::Auto => self.is_gpu() || self.budget_mib().is_some(),
         }
+    }
+
+    /// What the user wants of the cache.
+    pub(crate) fn cache_size(&self) -> CacheSize {
+        self.config.cache
+    }
+
+    /// What the user set about the cache beside its size.
+    pub(crate) fn expert_settings(&self) -> &ExpertSettings {
+        &self.config.experts
+    }
+
+    /// Whether the link is made to look slow (benchmarks only): then nothing is read over it in place.
+    pub(crate) fn slows_link(&self) -> bool {
+        self.config.experts.link_gbs.is_some()
     }
 
     /// Whose routing replaces the model's (benchmarks only).
@@ -114,6 +140,7 @@ impl Device {
 
     /// Tells once why there is no cache.
     pub(crate) fn tell_no_cache(&self, reason: &str) {
+        self.board.clear_cache(Some(reason));
         if !self.experts.told_no_cache.swap(true, Ordering::Relaxed) {
             log::notice(&format!("{}: no cache: {reason}", self.label()));
         }
@@ -137,6 +164,25 @@ impl Device {
     /// The host said with how many threads it computes.
     pub(crate) fn note_threads(&self, threads: usize) {
         self.experts.threads.store(threads, Ordering::Relaxed);
+    }
+
+    /// Where counters can be read.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.config.socket
+    }
+
+    /// Why a team has so many threads.
+    pub(crate) fn team_words(&self, threads: usize) -> String {
+        let (wanted, why) = match self.config.threads {
+            Some(threads) => (threads as usize, "threads="),
+            None => (self.experts.threads.load(Ordering::Relaxed).max(1), "the host's -t"),
+        };
+        let noun = if threads == 1 { "thread" } else { "threads" };
+        match threads {
+            _ if threads != self.team_options().threads => format!("{threads} {noun} (shared with an earlier device)"),
+            _ if threads == wanted => format!("{threads} {noun} ({why})"),
+            _ => format!("{threads} {noun} ({why} is {wanted}, of which the processors allow no more)"),
+        }
     }
 
     /// How the team that computes experts in RAM is made.

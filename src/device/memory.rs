@@ -98,6 +98,15 @@ impl Device {
         Figures { free, leased: account.total(), arena: account.leased(Use::Arena) }
     }
 
+    /// What keeps a cache from taking everything, in words.
+    pub(crate) fn limit_words(&self) -> String {
+        let reserve = format!("the {} MiB of vram-reserve-mb", self.config.vram_reserve_mb);
+        match self.budget_mib() {
+            Some(mib) => format!("{reserve}, within the {mib} MiB of vram-budget-mb"),
+            None => reserve,
+        }
+    }
+
     /// Whether what is free says something about the room of a cache: over the CPU it is all RAM, and the size of the cache the user's.
     fn watches_memory(&self) -> bool {
         self.is_gpu() || self.limits().budget.is_some()
@@ -115,11 +124,13 @@ impl Device {
     }
 
     /// The memory for a cache that is made now; `None` if there is not enough of it yet.
-    pub(crate) fn cache_room(&self) -> Option<CacheRoom> {
+    /// `slots_bytes` is what the slots take that the user asked for in each layer.
+    pub(crate) fn cache_room(&self, slots_bytes: usize) -> Option<CacheRoom> {
         let (free, total) = self.inner.memory();
         let (cap, automatic) = match self.config.cache {
             CacheSize::Off => return None,
             CacheSize::Mib(mib) => (mib << 20, false),
+            CacheSize::SlotsPerLayer(_) => (slots_bytes, false),
             CacheSize::Auto => (usize::MAX, true),
         };
         let limits = self.limits();
@@ -213,6 +224,7 @@ impl Device {
         let arena = cache.arena_bytes();
         let cap = match self.config.cache {
             CacheSize::Mib(mib) => mib << 20,
+            CacheSize::SlotsPerLayer(_) => cache.most_bytes(),
             CacheSize::Auto | CacheSize::Off => usize::MAX,
         };
         let cap = if cache.is_elastic() { cap.min(cache.most_bytes()) } else { cap };

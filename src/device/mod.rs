@@ -22,7 +22,7 @@ use crate::abi::tensor::{BufferTypeKey, Tensor};
 use crate::config::{AllocationKind, Config};
 use crate::gpu::{self, Driver};
 use crate::ram;
-use crate::telemetry::log;
+use crate::telemetry::{Board, log, service};
 
 use experts::Experts;
 use memory::Budget;
@@ -72,11 +72,13 @@ pub(crate) struct Device {
     pub(crate) captures_graphs: bool,
     /// Whether the inner backend's code looks for its own object behind the buffer of each tensor.
     lends_contexts: bool,
-    /// Why the driver is not the one for this kind of device, if so.
-    driver_reason: OnceLock<String>,
+    /// Why the driver is not the one for this kind of device, if so, and what the link was made to look like.
+    driver_lines: OnceLock<Vec<String>>,
     layout_epoch: AtomicU64,
     experts: Experts,
     budget: Budget,
+    /// What is told of its work.
+    pub(crate) board: &'static Board,
 }
 
 /// Our two buffer types of one device, as the host knows them.
@@ -111,6 +113,7 @@ impl Device {
             Mode::PassThrough(_) | Mode::Lend(_) => "passes through",
         };
         let description = format!("MoE over {inner_name} ({}), {purpose}", inner.description());
+        let board = Board::new(format!("MoE{index}"), inner_name.clone());
         Self {
             name: CString::new(format!("MoE{index}")).unwrap_or_default(),
             description: CString::new(description.replace('\0', "?")).unwrap_or_default(),
@@ -132,10 +135,11 @@ impl Device {
             driver: OnceLock::new(),
             captures_graphs: inner.provider() == "CUDA",
             lends_contexts: inner.provider() == "Vulkan",
-            driver_reason: OnceLock::new(),
+            driver_lines: OnceLock::new(),
             layout_epoch: AtomicU64::new(1),
             experts: Experts::default(),
             budget: Budget::default(),
+            board,
         }
     }
 
@@ -253,12 +257,11 @@ impl Device {
     /// The driver of the inner device's memory; opened at the first use, because loading the plugin must touch no device.
     pub(crate) fn driver(&self) -> &dyn Driver {
         let driver = self.driver.get_or_init(|| {
-            let (driver, reason) =
-                gpu::open(&self.inner, self.inner_buffer_type, self.config.debug_cuda, self.config.debug_late);
-            if let Some(reason) = reason {
-                // Told with the first graph; nobody else sets it, since the driver is opened once.
-                let _ = self.driver_reason.set(format!("memory goes through {}: {reason}", driver.name()));
-            }
+            let Config { debug_cuda, debug_late, ref experts, .. } = *self.config;
+            let (driver, lines) =
+                gpu::open(&self.inner, self.inner_buffer_type, debug_cuda, debug_late, experts.link_gbs);
+            // Told with the first graph; nobody else sets it, since the driver is opened once.
+            let _ = self.driver_lines.set(lines);
             driver
         });
         &**driver
@@ -307,6 +310,7 @@ impl Device {
         if self.announced.swap(true, Ordering::Relaxed) {
             return;
         }
+        service::start(&self.config.socket, false);
         match &self.mode {
             Mode::PassThrough(reason) | Mode::Lend(reason) => {
                 let line = format!("{} passes everything through to {}: {reason}", self.label(), self.inner_name);
@@ -338,8 +342,8 @@ impl Device {
                     self.label(),
                     self.inner_name,
                 ));
-                if let Some(reason) = self.driver_reason.get() {
-                    log::notice(&format!("{}: {reason}", self.label()));
+                for line in self.driver_lines.get().into_iter().flatten() {
+                    log::notice(&format!("{}: {line}", self.label()));
                 }
             }
         }

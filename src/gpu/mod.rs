@@ -2,8 +2,9 @@
 //!
 //! Owns: the [`Driver`] contract and the choice of a driver for an inner device ([`open`]).
 //! Drivers share one set of notions: `cuda` (driver API; memory in our own reservations of address space), `generic` (ggml's
-//! own functions; any device), `late` (the same with delays, a test key) and `fake` (in process, for tests: deterministic, faults on demand,
-//! work done as late as allowed). `pages` emulates mapping where the device's memory is the host's.
+//! own functions; any device), `late` (the same with delays, a test key), `slow` (in front of another, for benchmarks) and `fake` (in
+//! process, for tests: deterministic, faults on demand, work done as late as allowed). `pages` emulates mapping where the device's memory is
+//! the host's.
 //! Invariants: see the contract. Threads: any; each driver orders its own work.
 //! Does not: know tensors, experts or graphs.
 // UNSAFETY: the contract passes raw host memory; callers vouch for it.
@@ -15,6 +16,7 @@ pub(crate) mod fake;
 mod generic;
 mod late;
 mod pages;
+mod slow;
 #[cfg(test)]
 mod suite;
 
@@ -255,19 +257,34 @@ pub(crate) enum DriverError {
     },
 }
 
-/// The driver for an inner device, and why it is not a better one, if so.
+/// The driver for an inner device, with a link that looks as slow as asked for, and what there is to tell about it.
 pub(crate) fn open(
+    device: &inner::Device,
+    buffer_type: inner::BufferType,
+    fault: Option<CudaFault>,
+    late: Option<u32>,
+    link_gbs: Option<f32>,
+) -> (Box<dyn Driver>, Vec<String>) {
+    let (driver, reason) = open_at_full_speed(device, buffer_type, fault, late);
+    let mut lines: Vec<String> =
+        reason.into_iter().map(|reason| format!("memory goes through {}: {reason}", driver.name())).collect();
+    let Some(gbs) = link_gbs else { return (driver, lines) };
+    let (driver, line) = slow::slow_down(driver, gbs);
+    lines.push(line);
+    (driver, lines)
+}
+
+fn open_at_full_speed(
     device: &inner::Device,
     buffer_type: inner::BufferType,
     fault: Option<CudaFault>,
     late: Option<u32>,
 ) -> (Box<dyn Driver>, Option<String>) {
     let provider = device.provider();
-    let is_cpu = provider == "CPU";
     let generic = || -> Box<dyn Driver> {
         match late.and_then(|seed| late::Late::new(buffer_type, is_cpu, seed)) {
             Some(late) => Box::new(late),
-            None => Box::new(generic::Generic::new(buffer_type, is_cpu)),
+            None => Box::new(generic::Generic::new(buffer_type, provider == "CPU")),
         }
     };
     if provider != "CUDA" {

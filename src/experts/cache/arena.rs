@@ -8,6 +8,8 @@
 //! Threads: one at a time. Does not: know which block lies where (`residency` does), or wait for readers (`resize` does).
 
 use crate::abi::inner::Passport;
+use crate::buffer::BufferError;
+use crate::device::Device;
 use crate::gpu::{Driver, DriverError, Elastic, Memory, Place, elastic_size};
 
 /// Slots of zeros at the beginning of a pool; a token's missed experts point to different ones.
@@ -143,8 +145,11 @@ impl PoolMemory {
     }
 
     /// Fills a slot with what is not a number; the zeros behind it stay.
-    pub(crate) fn poison(&self, driver: &dyn Driver, slot: u32) -> Result<(), DriverError> {
-        self.planes.iter().try_for_each(|plane| driver.fill(plane.place(slot), 0xff, plane.matrix.bytes))
+    pub(crate) fn poison(&self, device: &Device, slot: u32) -> Result<(), BufferError> {
+        for plane in &self.planes {
+            device.driver().fill(plane.place(slot), 0xff, plane.matrix.bytes)?;
+        }
+        Ok(())
     }
 
     /// Slots with memory behind them.

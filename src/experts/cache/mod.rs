@@ -10,23 +10,29 @@
 mod ahead;
 mod arena;
 mod engine;
+mod identity;
 mod lane;
+mod learned;
+mod pace;
 pub(crate) mod pattern;
 mod poison;
 mod pools;
+mod rates;
+mod report;
 mod resize;
+mod steering;
+mod uploads;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::HostMemory;
-use super::heat::Heat;
-use super::policy::{Admission, Policy, Pool, Settings};
+use super::policy::{Admission, Policy, Pool};
 use super::residency::{LoadError, Reader, Residency};
 use super::shape::{Block, Group, GroupId, Shape};
 use crate::abi::tensor::Tensor;
 use crate::buffer::{Buffer, BufferError};
-use crate::config::AllocationKind;
+use crate::config::{AllocationKind, CacheSize};
 use crate::cpu::team::{self, Team};
 use crate::device::{CacheRoom, Device};
 use crate::gpu::{DriverError, Mark};
@@ -35,8 +41,10 @@ use crate::memory::{Lease, Use};
 use crate::telemetry::log;
 
 use arena::{Matrix, PoolMemory};
+use identity::Identity;
 use lane::Lane;
 use pattern::Pattern;
+use steering::Steering;
 
 pub(crate) use ahead::Staged;
 pub(crate) use engine::{BlockRun, EngineError, Outcome, suits};
@@ -73,6 +81,8 @@ struct Weights {
 struct Upload {
     block: Block,
     mark: Box<dyn Mark>,
+    /// How many graphs had ended when it began.
+    graph: u64,
 }
 
 /// The cache of one device, for one model.
@@ -99,8 +109,15 @@ pub(crate) struct Cache {
     table_is_old: bool,
     team: Arc<Team>,
     replay: Option<Replay>,
+    /// Graphs that ended.
+    graph: u64,
+    /// Bytes whose upload began outside of what is counted.
+    uncounted_bytes: u64,
+    steering: Steering,
     /// Slots that were poisoned since they were written (`debug-poison`).
     poisoned: HashSet<(u16, u32)>,
+    moved: report::Moved,
+    expected_hits: f64,
 }
 
 /// A simulated routing that replaces the model's, for benchmarks.
@@ -168,10 +185,13 @@ impl Cache {
         let mut groups = Vec::new();
         let mut weights = Vec::new();
         let mut keys = HashMap::new();
+        let (mut identity, mut names) = (Identity::new(), Vec::new());
         let mut lane =
             lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len(), experts: 0, most_experts: 0 };
         for block in blocks {
             let tensors = planes(nodes, block)?;
+            tensors.iter().for_each(|weight| identity.add_weight(*weight));
+            names.push(tensors.first().map_or_else(String::new, Tensor::name));
             let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(*weight)).collect();
             let pool = kinds.iter().position(|known| *known == matrices).unwrap_or_else(|| {
                 kinds.push(matrices);
@@ -199,7 +219,11 @@ impl Cache {
             lane.outputs = lane.outputs.max(down.nb()[1] * used * tokens);
         }
         let lane = Lane::new(device, lane)?; // before the rest of the memory is asked for
-        let room = device.cache_room().ok_or(NoCache::NoRoom)?;
+        let slots_bytes = match device.cache_size() {
+            CacheSize::SlotsPerLayer(slots) => Self::bytes_for(nodes, blocks, slots),
+            CacheSize::Auto | CacheSize::Off | CacheSize::Mib(_) => 0,
+        };
+        let room = device.cache_room(slots_bytes).ok_or(NoCache::NoRoom)?;
         let kinds = split(device, &mut groups, kinds, room.most);
         weights.iter_mut().zip(&groups).for_each(|(weights, group)| weights.pool = group.pool);
         let shape = Shape::new(groups).map_err(|error| NoCache::Unsuitable(error.to_string()))?;
@@ -216,7 +240,7 @@ impl Cache {
         for (number, pool) in (0_u16..).zip(&pools) {
             residency.set_slots(number, pool.opened());
         }
-        let heat = Heat::new(shape.blocks());
+        let (steering, heat) = Steering::new(device, &shape, identity, names);
         let replay = device.replay().and_then(|preset| Replay::new(preset, &shape));
         if let Some(preset) = device.replay() {
             let how = if replay.is_some() { "REPLACED BY" } else { "NOT REPLACED (OTHER SHAPE) BY" };
@@ -226,15 +250,14 @@ impl Cache {
                 preset.name
             ));
         }
-        let groups_len = u32::try_from(shape.groups().len()).unwrap_or(0);
         let mut cache = Self {
             model_epoch: device.model_epoch(),
             runs_ahead: Self::may_run_ahead(&lane, device),
-            changed: (0..groups_len).flat_map(|group| shape.blocks_of(GroupId(group))).collect(),
+            changed: Self::all_blocks(&shape),
             table_is_old: true,
             groups: keys,
             weights,
-            policy: Policy::new(shape, &sizes, Settings::default(), heat),
+            policy: Policy::new(shape, &sizes, pace::policy_settings(device.expert_settings()), heat),
             residency,
             pools,
             lease,
@@ -244,28 +267,44 @@ impl Cache {
             lane,
             team,
             replay,
+            graph: 0,
+            uncounted_bytes: 0,
+            steering,
             poisoned: HashSet::new(),
+            moved: report::Moved::default(),
+            expected_hits: 0.0,
         };
         cache.poison_free(device)?;
-        cache.announce(device);
+        cache.announce(device, room.may);
+        cache.set_out(device);
         Ok(cache)
     }
 
-    fn announce(&self, device: &Device) {
-        let (slots, blocks) = self.slots();
-        log::notice(&format!(
-            "{}: cache of {} MiB on {}: {slots} of {blocks} experts ({:.0}%)",
-            device.label(),
-            self.arena_bytes() >> 20,
-            device.inner_name,
-            100.0 * f64::from(slots) / blocks.max(1) as f64,
-        ));
-        log::info(&format!("{}: memory of {}: {}", device.label(), device.inner_name, device.account()));
+    /// The bytes that so many slots for each layer take, with the slots of zeros of each pool.
+    pub(crate) fn bytes_for(nodes: &[Tensor<'_>], blocks: &[Candidate], slots: u32) -> usize {
+        let mut kinds: Vec<Vec<Matrix>> = Vec::new();
+        let mut bytes = 0;
+        for block in blocks {
+            let Ok(tensors) = planes(nodes, block) else { continue };
+            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(*weight)).collect();
+            let experts = tensors.first().and_then(|weight| usize::try_from(weight.ne()[2]).ok()).unwrap_or(0);
+            bytes += PoolMemory::block_bytes(&matrices) * experts.min(slots as usize);
+            if !kinds.contains(&matrices) {
+                bytes += PoolMemory::block_bytes(&matrices) * arena::ZERO_SLOTS as usize;
+                kinds.push(matrices);
+            }
+        }
+        bytes
     }
 
     /// Whether it was made for what lies in memory now.
     pub(crate) fn is_current(&self, device: &Device) -> bool {
         self.model_epoch == device.model_epoch()
+    }
+
+    /// Blocks that it was made for.
+    pub(crate) fn blocks(&self) -> usize {
+        self.groups.len()
     }
 
     /// The number of a block's weights, by its last product.
@@ -288,6 +327,7 @@ impl Cache {
 
     /// A graph starts: what was loaded meanwhile can be seen by it.
     pub(crate) fn start(&mut self) -> Result<Reader, BufferError> {
+        self.begin_step();
         while let Some(upload) = self.uploads.front() {
             if !upload.mark.is_reached()? {
                 break;
@@ -312,6 +352,7 @@ impl Cache {
         }
         self.poison_free(device)?;
         let mut bytes = 0;
+        let timing = self.time_uploads(device, self.waiting.iter().copied())?;
         for _ in 0..self.waiting.len() {
             let Some(block) = self.waiting.pop_front() else { break };
             match self.residency.load(block) {
@@ -320,6 +361,7 @@ impl Cache {
                 Err(LoadError::Present) => {}
             }
         }
+        self.stop_timing(device, timing, bytes)?;
         Ok(bytes)
     }
 
@@ -333,11 +375,15 @@ impl Cache {
         if self.uploads.len() + self.waiting.len() < 2 * PRELOAD_PER_STEP {
             admissions.extend_from_slice(self.policy.preload(PRELOAD_PER_STEP));
         }
-        let mut bytes = 0;
+        let mut bytes = std::mem::take(&mut self.uncounted_bytes);
+        self.end_step(tokens);
+        let timing = self.time_uploads(device, admissions.iter().map(|admission| admission.block))?;
+        let before = bytes;
         for admission in admissions {
             if let Some(evicted) = admission.evicts {
                 self.residency.leave(evicted);
                 self.changed.push(evicted);
+                self.moved.evictions += 1;
             }
             match self.residency.load(admission.block) {
                 Ok(slot) => bytes += self.upload(device, admission.block, slot.0)?,
@@ -345,6 +391,7 @@ impl Cache {
                 Err(LoadError::Present) => {}
             }
         }
+        self.stop_timing(device, timing, bytes - before)?;
         Ok(bytes)
     }
 
@@ -356,10 +403,11 @@ impl Cache {
         let mut bytes = 0;
         for (plane, weight) in pool.planes.iter().zip(&weights.matrices) {
             let source = weight.address + expert as usize * weight.expert_bytes;
-            engine::upload(device, plane.place(slot), source, weight.expert_bytes)?;
+            uploads::upload(device, plane.place(slot), source, weight.expert_bytes)?;
             bytes += weight.expert_bytes as u64;
         }
-        self.uploads.push_back(Upload { block, mark: device.driver().mark()? });
+        self.moved.uploads += 1;
+        self.uploads.push_back(Upload { block, mark: device.driver().mark()?, graph: self.graph });
         Ok(bytes)
     }
 }
@@ -423,8 +471,15 @@ fn pools(
     let all = |pool: usize| -> usize {
         shape.groups().iter().filter(|group| usize::from(group.pool) == pool).map(|group| group.experts as usize).sum()
     };
+    let weight = |pool: usize| match device.cache_size() {
+        CacheSize::SlotsPerLayer(slots) => {
+            let of_pool = shape.groups().iter().filter(|group| usize::from(group.pool) == pool);
+            of_pool.map(|group| slots.min(group.experts) as usize).sum::<usize>() + arena::ZERO_SLOTS as usize
+        }
+        CacheSize::Auto | CacheSize::Off | CacheSize::Mib(_) => all(pool),
+    };
     let whole: Vec<usize> =
-        kinds.iter().enumerate().map(|(pool, kind)| all(pool) * PoolMemory::block_bytes(kind)).collect();
+        kinds.iter().enumerate().map(|(pool, kind)| weight(pool) * PoolMemory::block_bytes(kind)).collect();
     let (mut start, mut raised) = (room.start, false);
     loop {
         match allocate(device, kinds, &whole, largest, CacheRoom { start, ..room }) {
@@ -452,7 +507,9 @@ fn allocate(
     room: CacheRoom,
 ) -> Result<Vec<PoolMemory>, Option<DriverError>> {
     let driver = device.driver();
-    let [starts, mosts, limits] = [room.start, room.most, room.limit].map(|bytes| pools::divide(bytes, whole));
+    let zeros: Vec<usize> =
+        kinds.iter().map(|kind| arena::ZERO_SLOTS as usize * PoolMemory::block_bytes(kind)).collect();
+    let [starts, mosts, limits] = [room.start, room.most, room.limit].map(|bytes| pools::parts(bytes, whole, &zeros));
     let mut out = Vec::with_capacity(kinds.len());
     for (number, kind) in kinds.iter().enumerate() {
         if device.allocation_fails(AllocationKind::Device) {

@@ -51,10 +51,29 @@ pub(super) fn divide(bytes: usize, weights: &[usize]) -> Vec<usize> {
     weights.iter().map(part).collect()
 }
 
+/// Gives each pool its slots of zeros first, and divides the rest by weights: otherwise a small pool would not get its own.
+pub(super) fn parts(bytes: usize, weights: &[usize], zeros: &[usize]) -> Vec<usize> {
+    let all: usize = zeros.iter().fold(0, |sum, zeros| sum.saturating_add(*zeros));
+    if bytes < all {
+        return divide(bytes, zeros);
+    }
+    divide(bytes - all, weights).into_iter().zip(zeros).map(|(part, zeros)| part.saturating_add(*zeros)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_small_pool_gets_its_zeros_first() {
+        assert_eq!(parts(1000, &[9000, 100], &[160, 160]), [160 + 672, 160 + 7]);
+        assert_eq!(parts(100, &[9000, 100], &[160, 160]), [50, 50], "too little is divided equally");
+        assert_eq!(
+            parts(usize::MAX, &[1, 1], &[1, 1]).iter().fold(0_u128, |sum, part| sum + *part as u128),
+            usize::MAX as u128 - 1
+        );
+    }
 
     fn groups(pools: &[u16]) -> Vec<Group> {
         pools.iter().map(|&pool| Group { experts: 128, used: 8, pool }).collect()

@@ -74,6 +74,7 @@ impl Cache {
             changed: &mut self.changed,
         };
         let done = change.close(device.driver(), &slots);
+        self.renew_whole_table();
         self.lease.resize(self.arena_bytes());
         Ok(done?)
     }
@@ -102,9 +103,12 @@ impl Cache {
         Ok(done?)
     }
 
-    fn slots_for(&self, bytes: usize) -> Option<Vec<u32>> {
-        let whole: Vec<usize> = self.pools.iter().map(|pool| pool.bytes_for(pool.slots)).collect();
-        self.pools.iter().zip(pools::divide(bytes, &whole)).map(|(pool, bytes)| pool.slots_for(bytes)).collect()
+    pub(super) fn slots_for(&self, bytes: usize) -> Option<Vec<u32>> {
+        let zeros: Vec<usize> = self.pools.iter().map(|pool| pool.bytes_for(0)).collect();
+        let blocks =
+            self.pools.iter().zip(&zeros).map(|(pool, zeros)| pool.bytes_for(pool.slots).saturating_sub(*zeros));
+        let whole: Vec<usize> = blocks.collect();
+        self.pools.iter().zip(pools::parts(bytes, &whole, &zeros)).map(|(pool, bytes)| pool.slots_for(bytes)).collect()
     }
 }
 
