@@ -83,7 +83,7 @@ impl Queue {
             let us = match (random >> 16) % 8 {
                 0..4 => 0,
                 4..7 => (random >> 24) % 100,
-                _ if (random >> 20) % 16 > 0 => (random >> 24) % 1000,
+                _ if !(random >> 20).is_multiple_of(16) => (random >> 24) % 1000,
                 _ => (random >> 24) % 30_000,
             };
             if us > 0 {
@@ -107,7 +107,7 @@ pub(crate) struct Late {
 
 impl Late {
     /// A driver over the inner device's buffer type; `None` if the system has no thread for it.
-    pub(crate) fn new(buffer_type: inner::BufferType, seed: u32) -> Option<Self> {
+    pub(crate) fn new(buffer_type: inner::BufferType, is_cpu: bool, seed: u32) -> Option<Self> {
         let queue = Arc::new(Queue::default());
         let random = u64::from(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let worker = Arc::clone(&queue);
@@ -139,6 +139,50 @@ impl Memory for LateMemory {
 }
 
 impl Drop for LateMemory {
+    fn drop(&mut self) {
+        self.queue.wait_for_all();
+    }
+}
+
+/// Memory whose size changes: what goes is waited for.
+#[derive(Debug)]
+struct LateElastic {
+    memory: Box<dyn Elastic>,
+    queue: Arc<Queue>,
+}
+
+impl Memory for LateElastic {
+    fn base(&self) -> usize {
+        self.memory.base()
+    }
+
+    fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    fn passport(&self) -> Passport {
+        self.memory.passport()
+    }
+}
+
+impl Elastic for LateElastic {
+    fn reserved(&self) -> usize {
+        self.memory.reserved()
+    }
+
+    fn unit(&self) -> usize {
+        self.memory.unit()
+    }
+
+    fn resize(&mut self, bytes: usize) -> Result<(), DriverError> {
+        if bytes < self.bytes() {
+            self.queue.wait_for_all();
+        }
+        self.memory.resize(bytes)
+    }
+}
+
+impl Drop for LateElastic {
     fn drop(&mut self) {
         self.queue.wait_for_all();
     }
@@ -195,6 +239,10 @@ impl Driver for Late {
         self.queue.wait_for_memory(target.memory.passport());
         // SAFETY: the caller's contract.
         unsafe { self.generic.upload(target, source, rows) }
+    }
+
+    fn waits_for_uses(&self) -> bool {
+        true // the late device of the tests waits for its streams before it frees memory
     }
 
     unsafe fn download(&self, target: *mut c_void, source: Place<'_>, rows: Rows) -> Result<(), DriverError> {

@@ -31,7 +31,7 @@ use crate::experts::HostRange;
 ///
 /// The contract:
 /// - [`Driver::allocate`] gives memory of unspecified content that stays at its address until the object is dropped. Dropping waits for
-///   the driver's own work and for what [`Driver::note_use`] told of.
+///   the driver's own work and, if [`Driver::waits_for_uses`], for what [`Driver::note_use`] told of.
 /// - Copies and fills run in the order in which they were asked for, relative to each other. They may run later, but have run when
 ///   [`Driver::synchronize`] returns. They are not ordered against the inner backend's stream: the caller synchronizes that first.
 /// - Host memory passed to a copy stays valid until [`Driver::synchronize`] returns, but for [`Driver::upload_taking`].
@@ -85,6 +85,11 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// The inner stream was given work that may use memory of this driver: memory that is dropped later waits for it.
     fn note_use(&self, _inner: &inner::Backend) -> Result<(), DriverError> {
         Ok(())
+    }
+
+    /// Whether memory that goes waits for what [`Driver::note_use`] told of. If not, the inner streams are to be idle when it goes.
+    fn waits_for_uses(&self) -> bool {
+        false
     }
 
     /// The inner stream is idle and ends: it is waited for no more.
@@ -277,7 +282,7 @@ fn open_at_full_speed(
 ) -> (Box<dyn Driver>, Option<String>) {
     let provider = device.provider();
     let generic = || -> Box<dyn Driver> {
-        match late.and_then(|seed| late::Late::new(buffer_type, seed)) {
+        match late.and_then(|seed| late::Late::new(buffer_type, is_cpu, seed)) {
             Some(late) => Box::new(late),
             None => Box::new(generic::Generic::new(buffer_type, provider == "CPU")),
         }

@@ -62,13 +62,16 @@ impl Cache {
         for upload in self.uploads.drain(..) {
             if self.residency.loaded(upload.block) {
                 self.policy.loaded(upload.block);
+                self.changed.push(upload.block);
             }
         }
+        self.poisoned.clear(); // slots change hands
         let mut change = Change {
             pools: &mut self.pools,
             policy: &mut self.policy,
             residency: &mut self.residency,
             waiting: &mut self.waiting,
+            changed: &mut self.changed,
         };
         let done = change.close(device.driver(), &slots);
         self.renew_whole_table();
@@ -93,6 +96,7 @@ impl Cache {
             policy: &mut self.policy,
             residency: &mut self.residency,
             waiting: &mut self.waiting,
+            changed: &mut self.changed,
         };
         let done = change.open(device.driver(), &slots);
         self.lease.resize(self.arena_bytes());
@@ -114,6 +118,8 @@ struct Change<'c> {
     policy: &'c mut Policy,
     residency: &'c mut Residency,
     waiting: &'c mut VecDeque<Block>,
+    /// Blocks that lost their place or have another one.
+    changed: &'c mut Vec<Block>,
 }
 
 impl Change<'_> {
@@ -125,11 +131,13 @@ impl Change<'_> {
             let slots = slots.min(pool.opened());
             for &block in self.policy.resize(number, slots) {
                 self.residency.leave(block);
+                self.changed.push(block);
                 self.waiting.retain(|waiting| *waiting != block);
             }
             self.residency.set_slots(number, slots);
             let beyond: Vec<Block> = self.residency.beyond(number).collect();
             for block in beyond {
+                self.changed.push(block);
                 let State::Resident(from) = self.residency.state(block) else {
                     self.residency.leave(block);
                     continue;
@@ -196,6 +204,7 @@ mod tests {
         policy: Policy,
         residency: Residency,
         waiting: VecDeque<Block>,
+        changed: Vec<Block>,
     }
 
     const SLOTS: u32 = 24;
@@ -216,7 +225,7 @@ mod tests {
             let settings = Settings { payback: 0.1, admit: 1, ..Settings::default() };
             let heat = Heat::new(shape.blocks());
             let policy = Policy::new(shape, &sizes, settings, heat);
-            Self { driver, pools, policy, residency, waiting: VecDeque::new() }
+            Self { driver, pools, policy, residency, waiting: VecDeque::new(), changed: Vec::new() }
         }
 
         fn change(&mut self) -> Change<'_> {
@@ -225,6 +234,7 @@ mod tests {
                 policy: &mut self.policy,
                 residency: &mut self.residency,
                 waiting: &mut self.waiting,
+                changed: &mut self.changed,
             }
         }
 
@@ -342,12 +352,18 @@ mod tests {
             let mut model = Model::new(6);
             let driver = model.driver.clone();
             for (choice, uses, first, second) in steps {
+                let before: Vec<State> = model.all().iter().map(|block| model.residency.state(*block)).collect();
+                model.changed.clear();
                 match choice {
                     0 => model.change().close(&driver, &[first, second]).unwrap(),
                     1 => model.change().open(&driver, &[first, second]).unwrap(),
                     _ => model.token(&uses),
                 }
                 model.check();
+                for (block, state) in model.all().into_iter().zip(before).filter(|_| choice < 2) {
+                    let told = model.changed.contains(&block);
+                    prop_assert!(told || model.residency.state(block) == state, "{:?} changed its place untold", block);
+                }
                 let bytes: usize = model.pools.iter().map(PoolMemory::bytes).sum();
                 prop_assert_eq!(driver.mapped(), bytes);
             }

@@ -179,6 +179,10 @@ impl Driver for Cuda {
         Ok(())
     }
 
+    fn waits_for_uses(&self) -> bool {
+        true
+    }
+
     fn forget(&self, inner: &inner::Backend) {
         self.uses.events.lock().remove(&inner.key());
     }
