@@ -83,7 +83,7 @@ impl Queue {
             let us = match (random >> 16) % 8 {
                 0..4 => 0,
                 4..7 => (random >> 24) % 100,
-                _ if (random >> 20) % 16 > 0 => (random >> 24) % 1000,
+                _ if !(random >> 20).is_multiple_of(16) => (random >> 24) % 1000,
                 _ => (random >> 24) % 30_000,
             };
             if us > 0 {

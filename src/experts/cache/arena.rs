@@ -3,7 +3,7 @@
 //! Owns: the planes of every pool. A pool holds blocks of one size; a plane holds one matrix of each of them (gate, up or both merged;
 //! down), so that a product reads one plane as if it were its weight, with slots for experts.
 //! Invariants: the distance of two slots is a whole number of blocks of the plane's type, because kernels divide; behind the bytes of every
-//! slot lie zeros, because kernels read past the last row; the first slots of a pool are zero: a missed expert points to one.
+//! slot lie zeros, because kernels read past the last row (not over Vulkan, whose kernels want experts without gaps); the first slots of a pool are zero: a missed expert points to one.
 //! Threads: one at a time. Does not: know which block lies where (`residency` does).
 
 use crate::buffer::{Buffer, BufferError};
@@ -12,6 +12,9 @@ use crate::gpu::{Memory, Place};
 
 /// Slots of zeros at the beginning of a pool; a token's missed experts point to different ones.
 pub(crate) const ZERO_SLOTS: u32 = 16;
+
+/// Zeros behind the last slot, for planes whose slots have none of their own.
+const TAIL_BYTES: usize = 4096;
 
 /// What one plane holds of each block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +89,7 @@ impl PoolMemory {
     fn exactly(device: &Device, matrices: &[Matrix], slots: u32) -> Result<Self, BufferError> {
         let mut planes = Vec::with_capacity(matrices.len());
         for &matrix in matrices {
-            let bytes = (slots + ZERO_SLOTS) as usize * matrix.stride();
+            let bytes = (slots + ZERO_SLOTS) as usize * matrix.stride() + TAIL_BYTES;
             let memory = Buffer::device_memory(device, bytes)?;
             device.driver().fill(Place { memory: &*memory, address: memory.base() }, 0, bytes)?;
             planes.push(Plane { memory, matrix });

@@ -158,7 +158,7 @@ impl Cache {
         let mut lane = lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len() };
         for block in blocks {
             let tensors = planes(nodes, block)?;
-            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(*weight)).collect();
+            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(device, *weight)).collect();
             let pool = kinds.iter().position(|known| *known == matrices).unwrap_or_else(|| {
                 kinds.push(matrices);
                 kinds.len() - 1
@@ -347,7 +347,11 @@ fn host_memory(weight: Tensor<'_>) -> Option<&HostMemory> {
     weight.our_buffer().and_then(Buffer::host)
 }
 
-fn matrix(weight: Tensor<'_>) -> Matrix {
+fn matrix(device: &Device, weight: Tensor<'_>) -> Matrix {
+    if device.lends_contexts() {
+        // Vulkan's kernels take the distance of two experts from the shape of the weight, whatever its strides are.
+        return Matrix { type_: weight.type_(), bytes: weight.nb()[2], padding: 0, unit: 1 };
+    }
     let host = crate::abi::host();
     let quantized = host.is_quantized(weight.type_());
     let unit = weight.nb()[0];
