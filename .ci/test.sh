@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests and ends with one plain line, "N passed, N failed":
 #   test.sh              everything that CI runs
-#   test.sh operations   all of stock test-backend-ops on our device, and many random graphs
+#   test.sh operations   all of stock test-backend-ops on our device, many random graphs, and the gates that take long
 # `make` has built the release library and the stock programs before.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

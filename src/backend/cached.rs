@@ -141,7 +141,7 @@ impl Backend {
                 state.counters.evictions += moved.evictions;
                 state.reporter.cache = Some(cache.state());
                 // Whoever gets the cache next may take memory from it: what reads it must be known, or done.
-                if !cache.is_elastic() || self.device.has_several_backends() {
+                if !self.device.driver().waits_for_uses() || self.device.has_several_backends() {
                     self.inner.synchronize();
                 }
                 let cache = if self.note_use().is_ok() { self.device.step_cache(cache, tokens) } else { None };

@@ -215,10 +215,10 @@ impl Plugin {
     }
 }
 
-/// `... cache of 6 MiB on CPU: 52 of 192 experts (27%)`: 52 and 192.
+/// `... expert cache of 6 MiB on CPU (as cache= says): room for 52 of 192 experts (27%); ...`: 52 and 192.
 fn slots(line: &str) -> Option<(u64, u64)> {
-    let (_, rest) = line.split_once("cache of ")?;
-    let (_, rest) = rest.split_once(": ")?;
+    let (_, rest) = line.split_once("expert cache of ")?;
+    let (_, rest) = rest.split_once(": room for ")?;
     let (rest, _) = rest.split_once(" experts")?;
     let (slots, known) = rest.split_once(" of ")?;
     Some((slots.parse().ok()?, known.parse().ok()?))
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(device_mib(log, "CUDA0"), None);
     }
 
-    const LOG: &str = "0.00.055.760 W ggml-moe: MoE0: cache of 4 MiB on CPU: 32 of 192 experts (17%)\u{1b}[0m\n\
+    const LOG: &str = "0.00.055.760 W ggml-moe: MoE0: expert cache of 4 MiB on CPU (as cache= says): room for 32 of 192 experts (17%)\u{1b}[0m\n\
         ggml-moe: summary {\"blocks\":18,\"hits\":30,\"misses\":10,\"cpu_bytes\":5,\"upload_bytes\":6,\"expert_bytes\":7}\n\
         ggml-moe: summary {\"blocks\":2,\"hits\":0,\"misses\":0}\n";
 
@@ -281,7 +281,10 @@ mod tests {
         assert_eq!((counts.cpu_bytes, counts.link_bytes), (5, 13));
         assert_eq!((counts.hit_percent(), Counts::default().hit_percent()), (Some(75.0), None));
         assert_eq!(plugin.held, Some((32, 192)));
-        assert_eq!(plugin.lines, ["MoE0: cache of 4 MiB on CPU: 32 of 192 experts (17%)"]);
+        assert_eq!(
+            plugin.lines,
+            ["MoE0: expert cache of 4 MiB on CPU (as cache= says): room for 32 of 192 experts (17%)"]
+        );
     }
 
     #[test]

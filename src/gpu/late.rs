@@ -113,7 +113,7 @@ impl Late {
         let worker = Arc::clone(&queue);
         let thread = std::thread::Builder::new().name("ggml-moe-late".to_owned());
         thread.spawn(move || worker.run(random)).ok()?;
-        Some(Self { generic: Generic::new(buffer_type, false), queue })
+        Some(Self { generic: Generic::new(buffer_type, is_cpu), queue })
     }
 }
 
@@ -211,8 +211,9 @@ impl Driver for Late {
         Ok(Box::new(LateMemory { memory, queue: Arc::clone(&self.queue) }))
     }
 
-    fn reserve(&self, _bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
-        Err(DriverError::Unsupported("memory of the late device has one size"))
+    fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
+        let memory = self.generic.reserve(bytes)?;
+        Ok(Box::new(LateElastic { memory, queue: Arc::clone(&self.queue) }))
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {

@@ -281,10 +281,11 @@ fn open_at_full_speed(
     late: Option<u32>,
 ) -> (Box<dyn Driver>, Option<String>) {
     let provider = device.provider();
+    let is_cpu = provider == "CPU";
     let generic = || -> Box<dyn Driver> {
         match late.and_then(|seed| late::Late::new(buffer_type, is_cpu, seed)) {
             Some(late) => Box::new(late),
-            None => Box::new(generic::Generic::new(buffer_type, provider == "CPU")),
+            None => Box::new(generic::Generic::new(buffer_type, is_cpu)),
         }
     };
     if provider != "CUDA" {

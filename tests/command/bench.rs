@@ -15,7 +15,7 @@ struct Host {
 }
 
 /// What a plugin of good health prints.
-const LINES: &str = "ggml-moe: MoE0: cache of 8 MiB on CUDA0: 97 of 192 experts (51%)\n\
+const LINES: &str = "ggml-moe: MoE0: expert cache of 8 MiB on CUDA0 (as cache= says): room for 97 of 192 experts (51%)\n\
     ggml-moe: summary {\"device\":\"MoE0\",\"blocks\":9,\"hits\":30,\"misses\":10,\"cpu_bytes\":50000000,\"upload_bytes\":1000000}";
 
 /// Prints what llama-bench would: half the speed without the plugin. `$lines` is what the plugin says.
@@ -222,7 +222,7 @@ fn a_run_without_the_plugins_work_is_void() {
         ("ggml-moe: summary {\"blocks\":0}", "no MoE block"),
         ("nothing", "told nothing"),
         (
-            "ggml-moe: cache of 8 MiB on X: 12 of 192 experts (6%)\nggml-moe: summary {\"blocks\":3,\"hits\":1}",
+            "ggml-moe: expert cache of 8 MiB on X (x): room for 12 of 192 experts (6%)\nggml-moe: summary {\"blocks\":3,\"hits\":1}",
             "12 of 192",
         ),
     ] {

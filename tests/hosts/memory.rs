@@ -51,7 +51,7 @@ fn a_second_model_gets_memory_from_the_cache_of_the_first() {
     // The same where memory has one size.
     let fixed = with("cache=auto;vram-budget-mb=42;vram-reserve-mb=1;debug-memory=fixed");
     told(&fixed, &["grows from", "is dropped: "]);
-    assert!(fixed.lines_with("cache of").len() >= 3, "{}", fixed.report("it was not made again"));
+    assert!(fixed.lines_with("expert cache of").len() >= 3, "{}", fixed.report("it was not made again"));
     // The seventh allocation is the second model's first one.
     let failing = with("cache=8;debug-fail-alloc=device:7");
     told(&failing, &["are needed for"]);
@@ -82,6 +82,6 @@ fn a_server_with_a_draft_model_keeps_to_its_budget() {
         assert!((1..=28).contains(&sum), "{sum} MiB: {line}");
     }
     told(&finished, &["are needed for"]); // the draft model comes when the server has tried the target with a few tokens
-    let made = finished.lines_with("cache of").len();
+    let made = finished.lines_with("expert cache of").len();
     assert!(made >= 2, "{}", finished.report("it was not made again after the sleep"));
 }

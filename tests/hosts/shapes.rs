@@ -3,7 +3,7 @@
 //! One like gpt-oss (128 experts, 4 used, MXFP4, biases on every expert, a clamped activation) and one like DeepSeek (256 experts, 8 used, a
 //! shared expert, a dense layer first). Weights are random: figures say nothing of language, but must be stock's.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -54,14 +54,14 @@ fn model(name: &str, shape: &[&str]) -> PathBuf {
     path
 }
 
-fn one_token_per_pass(side: Side<'_>, model: &PathBuf) -> Finished {
+fn one_token_per_pass(side: Side<'_>, model: &Path) -> Finished {
     let mut command = tool("llama-perplexity", side, model, 1);
     command.args(["-f", text(&fixture("eval.txt")), "-b", "1", "-ub", "1", "-c", "64", "--chunks", "2"]);
     run(&mut command, Duration::from_secs(120)).success()
 }
 
 /// With nearly none, a third and all of the experts on the device, over the CPU and over the late device; every expert block is the cache's.
-fn equals_stock(model: &PathBuf, sizes: [u32; 3]) {
+fn equals_stock(model: &Path, sizes: [u32; 3]) {
     let stock = figures(&one_token_per_pass(Side::Stock, model));
     for mib in sizes {
         for keys in [
@@ -77,8 +77,7 @@ fn equals_stock(model: &PathBuf, sizes: [u32; 3]) {
     }
     // All logits of a prompt and of tokens after it, bit for bit.
     let keys = format!("inner=CPU;log=debug;cache={}", sizes[1]);
-    let cached =
-        architectures::equal_with(Side::Plugin { keys: &keys, device: "MoE0" }, std::slice::from_ref(model), &[]);
+    let cached = architectures::equal_with(Side::Plugin { keys: &keys, device: "MoE0" }, &[model.to_owned()], &[]);
     assert_eq!(cached, 1, "the cache computed nothing");
 }
 

@@ -23,8 +23,9 @@ const TOLERANCE: f64 = 1e-3;
 const CACHED: [&str; 2] = ["inner=Vulkan0;log=debug;cache=6", "inner=Vulkan0;log=debug;cache=20"];
 /// How far log-probabilities of the ten best may lie apart with a cache, and on average. What is computed in RAM is rounded as ggml's CPU
 /// backend rounds it, which turns activations into eight bits before each product; Vulkan does not.
-const CACHED_TOLERANCE: f64 = 0.5;
-const CACHED_MEAN: f64 = 0.05;
+/// The backend itself differs by 0.01 between tokens computed one by one behind a cached prompt and in one answer.
+const CACHED_TOLERANCE: f64 = 0.2;
+const CACHED_MEAN: f64 = 0.02;
 
 const OVER_VULKAN: Side<'static> = Side::Plugin { keys: "inner=Vulkan0;log=debug", device: "MoE0" };
 

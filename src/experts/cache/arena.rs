@@ -3,19 +3,21 @@
 //! Owns: the planes of every pool. A pool holds blocks of one size; a plane holds one matrix of each of them (gate, up or both merged;
 //! down), so that a product reads one plane as if it were its weight, with slots for experts.
 //! Invariants: the distance of two slots is a whole number of blocks of the plane's type, because kernels divide; behind the bytes of every
-//! slot lie zeros, because kernels read past the last row; the first slots of a pool are zero: a missed expert points to one. A plane keeps
+//! slot lie zeros, because kernels read past the last row (over Vulkan, whose kernels want experts without gaps, behind the last slot only); the first slots of a pool are zero: a missed expert points to one. A plane keeps
 //! its address and its number of slots for life; memory lies behind the open ones, which come first, the same number in all planes.
 //! Threads: one at a time. Does not: know which block lies where (`residency` does), or wait for readers (`resize` does).
 
 use crate::abi::inner::Passport;
 use crate::buffer::BufferError;
-use crate::device::Device;
 use crate::gpu::{Driver, DriverError, Elastic, Memory, Place, elastic_size};
 
 /// Slots of zeros at the beginning of a pool; a token's missed experts point to different ones.
 pub(crate) const ZERO_SLOTS: u32 = 16;
 /// Kernels count the distance from the first slot to the last in blocks of the type, in 32 bits with a sign.
 const MOST_STEPS: u64 = (1 << 31) - 1;
+
+/// Zeros behind the last slot, for planes whose slots have none of their own.
+const TAIL_BYTES: usize = 4096;
 
 /// What one plane holds of each block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +126,7 @@ impl PoolMemory {
         start: u32,
         may_grow: bool,
     ) -> Result<Self, DriverError> {
-        let bytes = |matrix: &Matrix, slots: u32| (slots + ZERO_SLOTS) as usize * matrix.stride();
+        let bytes = |matrix: &Matrix, slots: u32| (slots + ZERO_SLOTS) as usize * matrix.stride() + TAIL_BYTES;
         if may_grow {
             let planes = matrices
                 .iter()
@@ -145,9 +147,9 @@ impl PoolMemory {
     }
 
     /// Fills a slot with what is not a number; the zeros behind it stay.
-    pub(crate) fn poison(&self, device: &Device, slot: u32) -> Result<(), BufferError> {
+    pub(crate) fn poison(&self, driver: &dyn Driver, slot: u32) -> Result<(), BufferError> {
         for plane in &self.planes {
-            device.driver().fill(plane.place(slot), 0xff, plane.matrix.bytes)?;
+            driver.fill(plane.place(slot), 0xff, plane.matrix.bytes)?;
         }
         Ok(())
     }

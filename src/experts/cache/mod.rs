@@ -192,7 +192,7 @@ impl Cache {
             let tensors = planes(nodes, block)?;
             tensors.iter().for_each(|weight| identity.add_weight(*weight));
             names.push(tensors.first().map_or_else(String::new, Tensor::name));
-            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(*weight)).collect();
+            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(device, *weight)).collect();
             let pool = kinds.iter().position(|known| *known == matrices).unwrap_or_else(|| {
                 kinds.push(matrices);
                 kinds.len() - 1
@@ -220,7 +220,7 @@ impl Cache {
         }
         let lane = Lane::new(device, lane)?; // before the rest of the memory is asked for
         let slots_bytes = match device.cache_size() {
-            CacheSize::SlotsPerLayer(slots) => Self::bytes_for(nodes, blocks, slots),
+            CacheSize::SlotsPerLayer(slots) => Self::bytes_for(device, nodes, blocks, slots),
             CacheSize::Auto | CacheSize::Off | CacheSize::Mib(_) => 0,
         };
         let room = device.cache_room(slots_bytes).ok_or(NoCache::NoRoom)?;
@@ -281,12 +281,12 @@ impl Cache {
     }
 
     /// The bytes that so many slots for each layer take, with the slots of zeros of each pool.
-    pub(crate) fn bytes_for(nodes: &[Tensor<'_>], blocks: &[Candidate], slots: u32) -> usize {
+    pub(crate) fn bytes_for(device: &Device, nodes: &[Tensor<'_>], blocks: &[Candidate], slots: u32) -> usize {
         let mut kinds: Vec<Vec<Matrix>> = Vec::new();
         let mut bytes = 0;
         for block in blocks {
             let Ok(tensors) = planes(nodes, block) else { continue };
-            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(*weight)).collect();
+            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(device, *weight)).collect();
             let experts = tensors.first().and_then(|weight| usize::try_from(weight.ne()[2]).ok()).unwrap_or(0);
             bytes += PoolMemory::block_bytes(&matrices) * experts.min(slots as usize);
             if !kinds.contains(&matrices) {
@@ -428,7 +428,11 @@ fn host_memory(weight: Tensor<'_>) -> Option<&HostMemory> {
     weight.our_buffer().and_then(Buffer::host)
 }
 
-fn matrix(weight: Tensor<'_>) -> Matrix {
+fn matrix(device: &Device, weight: Tensor<'_>) -> Matrix {
+    if device.lends_contexts() {
+        // Vulkan's kernels take the distance of two experts from the shape of the weight, whatever its strides are.
+        return Matrix { type_: weight.type_(), bytes: weight.nb()[2], padding: 0, unit: 1, step: weight.nb()[0] };
+    }
     let host = crate::abi::host();
     let quantized = host.is_quantized(weight.type_());
     let unit = weight.nb()[0];
