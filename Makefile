@@ -32,7 +32,7 @@ demo: build $(if $(LLAMA_BIN),,stock) ## a stock llama-server with the plugin an
 test: build stock stock-matrix ## every test that CI runs; ends with "N passed, N failed"
 	@.ci/test.sh
 
-test-full: build stock ## all operations of stock test-backend-ops on our device, and 40,000 random graphs (about 20 minutes)
+test-full: build stock ## all operations of stock test-backend-ops on our device, 40,000 random graphs, all of the text, endurance (about 30 minutes)
 	@.ci/test.sh operations
 
 fuzz: ## ten minutes of each fuzz target, with a nightly toolchain (tests/fuzz/run.sh)

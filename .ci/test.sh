@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests and ends with one plain line, "N passed, N failed":
 #   test.sh              everything that CI runs
-#   test.sh operations   all of stock test-backend-ops on our device, and many random graphs
+#   test.sh operations   all of stock test-backend-ops on our device, many random graphs, and the gates that take long
 # `make` has built the release library and the stock programs before.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -53,12 +53,13 @@ case ${1:-all} in
     rust_tests "stock hosts" --test hosts -- --test-threads=1
     counted "address sanitizer" tests/asan.sh
     counted "model of the thread team" tests/loom/run.sh
-    # 12 seconds for each of the five targets.
+    # 12 seconds for each of the six targets.
     counted "fuzz targets" tests/fuzz/run.sh 12
     whole "demo" tests/demo/demo.sh "$target/release/libggml-moe.so"
     ;;
   operations)
     whole "all operations" all_operations
+    rust_tests "all of the text, and endurance" --test hosts -- --ignored --nocapture --test-threads=1
     GGML_MOE_RANDOM_GRAPHS=10000 rust_tests "random graphs" --test abi_host random_graphs
     ;;
   *) sed -n '2,4p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;

@@ -8,11 +8,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::abi::inner::Passport;
 use crate::abi::tensor::Tensor;
 use crate::config::AllocationKind;
 use crate::device::Device;
 use crate::experts::{HostMemory, Pinner};
 use crate::gpu::{self, DriverError, Memory};
+use crate::memory::{Lease, Use};
 use crate::purpose::{Purpose, Role};
 use crate::telemetry::log;
 
@@ -25,9 +27,30 @@ pub(crate) struct Buffer {
 }
 
 enum Storage {
-    Device(Box<dyn Memory>),
+    Device(Leased),
     // The pinner is dropped first: it waits for its thread, which uses the memory.
     Host { pinner: Pinner, memory: Arc<HostMemory> },
+}
+
+/// Memory of the inner device that is counted.
+#[derive(Debug)]
+struct Leased {
+    memory: Box<dyn Memory>,
+    lease: Lease,
+}
+
+impl Memory for Leased {
+    fn base(&self) -> usize {
+        self.memory.base()
+    }
+
+    fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    fn passport(&self) -> Passport {
+        self.memory.passport()
+    }
 }
 
 /// A buffer could not be made or used.
@@ -63,7 +86,7 @@ impl Buffer {
     /// Allocates a buffer of `bytes` bytes, at least one.
     pub(crate) fn new(device: &'static Device, role: Role, bytes: usize) -> Result<Self, BufferError> {
         let storage = match role {
-            Role::Default => Storage::Device(Self::device_memory(device, bytes)?),
+            Role::Default => Storage::Device(Self::leased_memory(device, Use::Compute, bytes)?),
             Role::Experts => {
                 let memory = Arc::new(Self::host_memory(device, bytes)?);
                 device.note_experts();
@@ -78,21 +101,38 @@ impl Buffer {
         Ok(Self { device, storage, dense: AtomicUsize::new(0), cache: AtomicUsize::new(0) })
     }
 
-    /// Memory of the inner device, for a buffer or a scratch.
+    /// Memory of the inner device, for a scratch.
     pub(crate) fn device_memory(device: &Device, bytes: usize) -> Result<Box<dyn Memory>, BufferError> {
-        let allocated = if device.allocation_fails(AllocationKind::Device) {
-            Err(DriverError::OutOfMemory)
-        } else {
-            device.driver().allocate(bytes)
+        Ok(Box::new(Self::leased_memory(device, Use::Other, bytes)?))
+    }
+
+    /// Memory of the inner device. Where there is none, the cache gives some back.
+    fn leased_memory(device: &Device, what: Use, bytes: usize) -> Result<Leased, BufferError> {
+        let missing = |within: &str| BufferError::NoDeviceMemory {
+            device: device.label().to_owned(),
+            inner: format!("{}{within}", device.inner_name),
+            mib: bytes.div_ceil(1 << 20),
         };
-        allocated.map_err(|error| match error {
-            DriverError::OutOfMemory => BufferError::NoDeviceMemory {
-                device: device.label().to_owned(),
-                inner: device.inner_name.clone(),
-                mib: bytes.div_ceil(1 << 20),
-            },
-            other => BufferError::Driver(other),
-        })
+        let Some(lease) = device.lease_room(what, bytes) else {
+            return Err(missing(&device.budget_mib().map_or(String::new(), |mib| format!(" (vram-budget-mb={mib})"))));
+        };
+        let mut tries = 0;
+        loop {
+            let allocated = if device.allocation_fails(AllocationKind::Device) {
+                Err(DriverError::OutOfMemory)
+            } else {
+                device.driver().allocate(bytes)
+            };
+            match allocated {
+                Ok(memory) => {
+                    lease.resize(memory.bytes());
+                    return Ok(Leased { memory, lease });
+                }
+                Err(DriverError::OutOfMemory) if device.reclaim_for(what, bytes, tries) => tries += 1,
+                Err(DriverError::OutOfMemory) => return Err(missing("")),
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     fn host_memory(device: &Device, bytes: usize) -> Result<HostMemory, BufferError> {
@@ -124,7 +164,7 @@ impl Buffer {
     /// The device memory behind a default buffer.
     pub(crate) fn memory(&self) -> Option<&dyn Memory> {
         match &self.storage {
-            Storage::Device(memory) => Some(&**memory),
+            Storage::Device(memory) => Some(memory),
             Storage::Host { .. } => None,
         }
     }
@@ -144,7 +184,7 @@ impl Buffer {
             Storage::Device(_) => false,
             Storage::Host { pinner, .. } => {
                 pinner.start();
-                pinner.holds(tensor.data(), alloc_size(self.device, Role::Experts, tensor))
+                !self.device.slows_link() && pinner.holds(tensor.data(), alloc_size(self.device, Role::Experts, tensor))
             }
         }
     }
@@ -171,7 +211,7 @@ impl Buffer {
     pub(crate) fn fill(&self, place: Place, value: u8) -> Result<(), BufferError> {
         match &self.storage {
             Storage::Device(memory) => {
-                let target = gpu::Place { memory: &**memory, address: place.address };
+                let target = gpu::Place { memory, address: place.address };
                 self.device.driver().fill(target, value, place.bytes)?;
                 self.device.driver().synchronize()?;
             }
@@ -201,10 +241,12 @@ impl Buffer {
         }
         match Purpose::of(&tensor.name(), role) {
             Purpose::Dense => {
+                self.used_for(Use::Dense);
                 self.dense.fetch_add(bytes, Ordering::Relaxed);
                 self.device.note_dense_loaded(bytes);
             }
             Purpose::Cache => {
+                self.used_for(Use::Kv);
                 self.cache.fetch_add(bytes, Ordering::Relaxed);
             }
             Purpose::Expert | Purpose::Compute => {}
@@ -221,6 +263,12 @@ impl Buffer {
             self.fill(place, 0)?;
         }
         Ok(())
+    }
+
+    fn used_for(&self, what: Use) {
+        if let Storage::Device(memory) = &self.storage {
+            memory.lease.used_for(what);
+        }
     }
 
     /// The host is about to lay its tensors out anew.

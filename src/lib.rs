@@ -10,7 +10,9 @@
 //! - [`sim`]: simulates that cache; used by the command.
 //! - `cpu`: threads that compute experts in RAM.
 //! - `gpu`: memory of the inner device below ggml: the CUDA driver API, or ggml's own functions.
+//! - [`memory`]: who has how much of the device's memory; pure.
 //! - `config`, `telemetry`: the table of keys; log and counters.
+//! - [`model`]: what a model file's header says about its experts; [`mod@bench`]: comparisons with stock; [`chart`]: pictures; used by the command.
 //! - `request`, `ram`, `purpose`: what the process was asked for, the RAM that it may use, what a tensor is for; pure.
 //!
 //! What is public here is so for the command and the tests; the plugin's only interface is `entry`.
@@ -19,7 +21,9 @@
 
 mod abi;
 mod backend;
+pub mod bench;
 mod buffer;
+pub mod chart;
 pub mod config;
 mod cpu;
 mod device;
@@ -27,6 +31,8 @@ pub mod entry;
 pub mod experts;
 mod gpu;
 pub mod graph;
+pub mod memory;
+pub mod model;
 pub mod purpose;
 pub mod ram;
 mod registry;

@@ -128,7 +128,7 @@ fn random_graphs_equal_the_cpu_backend() {
 /// The same with a cache, over the CPU and over a device that is late, whose copies are late and whose free memory is poisoned.
 #[test]
 fn random_graphs_with_a_cache_equal_the_cpu_backend() {
-    let count = std::env::var("GGML_MOE_RANDOM_GRAPHS").map_or(200, |count| count.parse().unwrap());
+    let count = std::env::var("GGML_MOE_RANDOM_GRAPHS").map_or(100, |count| count.parse().unwrap());
     let late = |seed| format!("inner={LATE};log=debug;debug-late={seed};debug-poison=on;cache=1");
     let kinds = ["inner=CPU;log=debug;cache=1".to_owned(), late(1), late(2) + ";debug-graph=add-node"];
     for (number, keys) in kinds.iter().enumerate() {

@@ -43,3 +43,8 @@ fn names() {
 fn ids() {
     corpus("ids", checks::ids);
 }
+
+#[test]
+fn gguf() {
+    corpus("gguf", checks::gguf);
+}

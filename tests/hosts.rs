@@ -19,6 +19,8 @@ mod architectures;
 mod cache;
 #[path = "hosts/cancelled_loads.rs"]
 mod cancelled_loads;
+#[path = "hosts/compared.rs"]
+mod compared;
 #[path = "hosts/completions.rs"]
 mod completions;
 #[path = "hosts/context_shift.rs"]
@@ -29,6 +31,8 @@ mod devices;
 mod doctored;
 #[path = "hosts/embeddings.rs"]
 mod embeddings;
+#[path = "hosts/endurance.rs"]
+mod endurance;
 #[path = "hosts/exceptions.rs"]
 mod exceptions;
 #[path = "hosts/faults.rs"]
@@ -41,10 +45,14 @@ mod images;
 mod interrupts;
 #[path = "hosts/late.rs"]
 mod late;
+#[path = "hosts/learned.rs"]
+mod learned;
 #[path = "hosts/load_modes.rs"]
 mod load_modes;
 #[path = "hosts/load_time.rs"]
 mod load_time;
+#[path = "hosts/memory.rs"]
+mod memory;
 #[path = "hosts/operations.rs"]
 mod operations;
 #[path = "hosts/perplexity.rs"]
@@ -61,6 +69,8 @@ mod prompt_cache;
 mod router;
 #[path = "hosts/rpc.rs"]
 mod rpc;
+#[path = "hosts/shapes.rs"]
+mod shapes;
 #[path = "hosts/sides.rs"]
 mod sides;
 #[path = "hosts/slots.rs"]
@@ -71,3 +81,5 @@ mod splits;
 mod state;
 #[path = "hosts/summary.rs"]
 mod summary;
+#[path = "hosts/telemetry.rs"]
+mod telemetry;

@@ -114,7 +114,7 @@ impl Backend {
                 }
             }
             let outcome = cache.answer(&run, &operands)?;
-            state.counters.add(&outcome);
+            state.counters.note(&outcome);
         }
         Ok(Status::SUCCESS)
     }

@@ -9,8 +9,8 @@ use super::{Backend, BackendError, State};
 use crate::abi::graph::Graph;
 use crate::abi::inner::{self, Status};
 use crate::abi::tensor::Tensor;
-use crate::config::CacheSize;
-use crate::experts::cache::{BlockRun, Cache, Candidate};
+use crate::buffer::BufferError;
+use crate::experts::cache::{BlockRun, Cache, Candidate, NoCache};
 use crate::experts::residency::Reader;
 use crate::graph::Step;
 use crate::telemetry::log;
@@ -44,9 +44,6 @@ impl Session {
     }
 }
 
-/// Memory that an automatic cache leaves to others, besides `vram-reserve-mb`.
-const LEAST_BYTES: usize = 64 << 20;
-
 impl Backend {
     /// Takes the device's cache for a graph with these blocks; makes it at the first such graph. `None`: the plain path.
     pub(super) fn begin_cached(&self, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Option<Session> {
@@ -62,18 +59,24 @@ impl Backend {
         if slot.as_ref().is_some_and(|cache| !cache.is_current(self.device)) {
             slot = None; // a model was freed: nothing of it may be read any more
         }
+        if slot.as_ref().is_some_and(|cache| cache.blocks() < blocks.len()) {
+            // It was made for a graph in which few blocks were for the cache: of a prompt, only the last layer has few tokens.
+            self.inner.synchronize();
+            if self.device.opened_driver().is_some_and(|driver| driver.synchronize().is_err()) {
+                self.device.poison();
+            }
+            slot = None;
+        }
         if slot.is_none() && self.device.wants_cache() {
             slot = self.make_cache(nodes, blocks);
-            if slot.is_none() {
-                self.device.give_up_cache();
-            }
         }
         let Some(mut cache) = slot else {
             self.device.put_cache(None);
             return None;
         };
         let known = blocks.iter().all(|block| cache.knows(nodes, block));
-        let reader = if known { cache.start().ok() } else { None };
+        let reader =
+            if known { cache.catch_up(self.device, &self.inner).and_then(|()| cache.start()).ok() } else { None };
         let Some(reader) = reader else {
             self.device.put_cache(Some(cache));
             return None;
@@ -83,25 +86,16 @@ impl Backend {
     }
 
     fn make_cache(&self, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Option<Cache> {
-        let bytes = match self.device.cache_size() {
-            CacheSize::Off => return None,
-            CacheSize::Mib(mib) => mib << 20,
-            CacheSize::Auto => {
-                if !self.device.is_gpu() {
-                    return None;
-                }
-                self.device.inner.memory().0.saturating_sub(self.device.reserve_bytes())
-            }
-        };
-        if bytes < LEAST_BYTES && self.device.cache_size() == CacheSize::Auto {
-            self.device
-                .tell_no_cache(&format!("only {} MiB are free beside the reserve (vram-reserve-mb)", bytes >> 20));
-            return None;
-        }
-        match Cache::new(self.device, nodes, blocks, bytes) {
+        match Cache::new(self.device, nodes, blocks) {
             Ok(cache) => Some(cache),
+            Err(reason @ (NoCache::NoRoom | NoCache::Buffer(BufferError::NoDeviceMemory { .. }))) => {
+                self.device.tell_no_cache(&reason.to_string());
+                self.device.postpone_cache();
+                None
+            }
             Err(reason) => {
                 self.device.tell_no_cache(&reason.to_string());
+                self.device.give_up_cache();
                 None
             }
         }
@@ -132,7 +126,8 @@ impl Backend {
         let outcome = cache.run(&run, &mut retired, compute);
         state.plain.keep_retired(retired);
         let (status, outcome) = outcome?;
-        state.counters.add(&outcome);
+        state.counters.note(&outcome);
+        state.counters.waits += 1;
         Ok(status)
     }
 
@@ -146,14 +141,28 @@ impl Backend {
         match ended {
             Ok(bytes) => {
                 state.counters.upload_bytes += bytes;
-                if self.device.has_several_backends() {
-                    // Another stream may run the next graph; places of the cache are in use until this one is done.
+                let moved = cache.take_moved();
+                state.counters.uploads += moved.uploads;
+                state.counters.evictions += moved.evictions;
+                state.reporter.cache = Some(cache.state());
+                // Whoever gets the cache next may take memory from it: what reads it must be known, or done.
+                if !self.device.driver().waits_for_uses() || self.device.has_several_backends() {
                     self.inner.synchronize();
                 }
-                self.device.put_cache(Some(cache));
+                let cache = if self.note_use().is_ok() { self.device.step_cache(cache, tokens) } else { None };
+                self.device.put_cache(cache);
+            }
+            Err(error) if self.device.take_owed() => {
+                // It is made again, smaller, when there is room.
+                log::info(&format!("{}: the cache is dropped: {error}, for lack of memory", self.device.label()));
+                self.inner.synchronize();
+                drop(cache);
+                self.device.postpone_cache();
+                self.device.put_cache(None);
             }
             Err(error) => {
                 log::notice(&format!("{}: the cache is dropped: {error}", self.device.label()));
+                self.device.board.clear_cache(Some(&error));
                 self.inner.synchronize();
                 drop(cache);
                 self.device.give_up_cache();

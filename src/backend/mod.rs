@@ -18,6 +18,7 @@ use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 
+use crate::abi::OpClass;
 use crate::abi::graph::{Graph, GraphError, describe};
 use crate::abi::inner::{self, Passport, Status};
 use crate::abi::tensor::Tensor;
@@ -27,7 +28,7 @@ use crate::device::Device;
 use crate::experts::cache::{self, Candidate, EngineError};
 use crate::experts::{PlainError, PlainPath};
 use crate::graph::{ExpertWeight, Plan, PlanCache, ReplayLedger, Run, Step, Treatment, plan};
-use crate::telemetry::{Counters, log};
+use crate::telemetry::{Busy, Counters, PassShape, Reporter, log};
 
 /// A backend of ours.
 pub(crate) struct Backend {
@@ -46,6 +47,7 @@ struct State {
     counters: Counters,
     replays: ReplayLedger,
     told: HashSet<String>,
+    reporter: Reporter,
     layout_epoch: u64,
 }
 
@@ -58,6 +60,8 @@ struct Planned {
     pieces: Vec<ahead::Piece>,
     /// Some blocks' experts are brought as a whole.
     is_streamed: bool,
+    /// Its tokens, if it holds experts.
+    pass: Option<PassShape>,
 }
 
 /// A graph could not be run.
@@ -127,8 +131,11 @@ impl Backend {
             self.note_use()?;
             return Ok(status);
         }
+        self.device.tend_cache();
+        let busy = Busy::new();
         let mut state = self.state.lock().take().unwrap_or_default();
         let outcome = self.run(&mut state, graph);
+        self.device.board.publish(&mut state.reporter, &mut state.counters, &busy);
         *self.state.lock() = Some(state);
         self.note_use()?;
         outcome
@@ -152,6 +159,7 @@ impl Backend {
         });
         let planned = &*plan;
         let Planned { plan, blocks, .. } = planned;
+        state.reporter.pass = planned.pass;
         let counters = &mut state.counters;
         counters.graphs += 1;
         counters.nodes += key.count as u64;
@@ -226,7 +234,7 @@ impl Backend {
         // Blocks are offered in the order of the graph.
         let pieces = ahead::pieces(&plan);
         let is_streamed = plan.steps.iter().any(|step| matches!(step, Step::Streamed { .. }));
-        Planned { plan, blocks, pieces, is_streamed }
+        Planned { plan, blocks, pieces, is_streamed, pass: pass_shape(nodes) }
     }
 
     fn run_step(
@@ -282,7 +290,7 @@ impl Backend {
 
     /// What this backend did so far.
     pub(crate) fn counters(&self) -> Counters {
-        self.state.lock().as_ref().map(|state| state.counters.clone()).unwrap_or_default()
+        self.state.lock().as_ref().map(|state| state.counters).unwrap_or_default()
     }
 
     /// Makes the inner stream wait for what was uploaded to the device's memory so far.
@@ -314,11 +322,13 @@ impl Backend {
 }
 
 impl Counters {
-    fn add(&mut self, outcome: &cache::Outcome) {
+    fn note(&mut self, outcome: &cache::Outcome) {
         self.hits += outcome.hits;
         self.misses += outcome.misses;
         self.cpu_bytes += outcome.cpu_bytes;
         self.upload_bytes += outcome.upload_bytes;
+        self.wait_ns += outcome.wait_ns;
+        self.team_ns += outcome.team_ns;
     }
 }
 
@@ -333,11 +343,27 @@ impl Drop for Backend {
         if let Some(driver) = self.device.opened_driver() {
             driver.forget(&self.inner);
         }
+        self.device.remember();
+        self.device.board.finish();
         if log::shows(LogDetail::Debug) {
             let summary = self.counters().json(self.device.label(), &self.device.inner_name);
             log::debug(&format!("summary {summary}"));
         }
     }
+}
+
+/// The tokens of a graph, by its first and last expert product; `None` without any, and for a warm-up that uses all experts.
+fn pass_shape(nodes: &[Tensor<'_>]) -> Option<PassShape> {
+    let is_product =
+        |node: &&Tensor<'_>| node.op_class() == OpClass::ExpertProduct && node.source(0).is_some_and(|w| w.ne()[2] > 1);
+    let first = nodes.iter().find(is_product)?;
+    let last = nodes.iter().rev().find(is_product)?;
+    let tokens = |node: &Tensor<'_>| node.source(2).map_or(0, |ids| u32::try_from(ids.ne()[1]).unwrap_or(0));
+    let weight = first.source(0)?;
+    if first.source(2)?.ne()[0] == weight.ne()[2] {
+        return None;
+    }
+    Some(PassShape { tokens: tokens(first), outputs: tokens(last), leader: weight.key().0 as u64 })
 }
 
 /// Whether a weight lies in an expert buffer of ours, and then whether the device reads it there.

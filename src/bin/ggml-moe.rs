@@ -1,12 +1,20 @@
-//! The command beside the plugin: tells what the plugin understands, and simulates its cache.
+//! The command beside the plugin: tells what the plugin understands, remembers and does, simulates its cache, and compares it with stock.
 
+mod bench;
+mod child;
+mod host;
+mod ppl;
 mod sim;
+mod state;
+mod top;
 
 use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use ggml_moe::config::{KEYS, markdown};
+
+use host::{Answer, CommandError};
 
 /// Tells about the ggml-moe plugin.
 #[derive(Parser)]
@@ -26,30 +34,51 @@ enum Command {
     },
     /// Simulate the expert cache on a trace of routing: hits and uploads per token.
     Sim(sim::SimArguments),
+    /// Show, reset or merge what the plugin remembers of models.
+    State(state::StateArguments),
+    /// Show the counters of running processes.
+    Top(top::TopArguments),
+    /// Measure speed against stock llama.cpp with the same device memory: llama-bench with the plugin and without, in turns.
+    Bench(Box<bench::BenchArguments>),
+    /// Compare perplexity with stock llama.cpp chunk by chunk: llama-perplexity with the plugin and without.
+    Ppl(Box<ppl::PplArguments>),
     /// Print the version.
     Version,
 }
 
 fn main() -> ExitCode {
-    let text = match Arguments::parse().command {
-        Command::Keys { markdown: true } => markdown(),
-        Command::Keys { markdown: false } => keys(),
-        Command::Sim(arguments) => match sim::run(&arguments) {
-            Ok(text) => text,
-            Err(error) => {
-                // Standard error may be closed; the exit code says it, too.
-                let _ = writeln!(std::io::stderr(), "ggml-moe sim: {error}");
-                return ExitCode::FAILURE;
-            }
-        },
-        Command::Version => format!("ggml-moe {}\n", env!("CARGO_PKG_VERSION")),
+    let (name, answer) = match Arguments::parse_from(host::spelled(std::env::args_os())).command {
+        Command::Keys { markdown: true } => ("keys", Ok(good(markdown()))),
+        Command::Keys { markdown: false } => ("keys", Ok(good(keys()))),
+        Command::Sim(arguments) => ("sim", sim::run(&arguments).map(good).map_err(CommandError::Failed)),
+        Command::State(arguments) => ("state", state::run(&arguments).map(good).map_err(CommandError::Failed)),
+        Command::Top(arguments) => ("top", top::run(&arguments).map(good).map_err(CommandError::Failed)),
+        Command::Bench(arguments) => ("bench", bench::run(&arguments)),
+        Command::Ppl(arguments) => ("ppl", ppl::run(&arguments)),
+        Command::Version => ("version", Ok(good(format!("ggml-moe {}\n", env!("CARGO_PKG_VERSION"))))),
+    };
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(error) => {
+            let (code, reason) = match error {
+                CommandError::Usage(reason) => (2, reason),
+                CommandError::Failed(reason) => (1, reason),
+            };
+            // Standard error may be closed; the exit code says it, too.
+            let _ = writeln!(std::io::stderr(), "ggml-moe {name}: {reason}");
+            return ExitCode::from(code);
+        }
     };
     // A reader that closed the pipe (`| head`) is no failure of ours.
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
+    match std::io::stdout().write_all(answer.text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+        _ if answer.good => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
     }
+}
+
+fn good(text: String) -> Answer {
+    Answer { text, good: true }
 }
 
 fn keys() -> String {

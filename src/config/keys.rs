@@ -2,7 +2,8 @@
 //!
 //! `docs/keys.md` and the command's `keys` are generated from it, so they cannot disagree with the parser.
 
-use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail};
+use super::expert_keys as experts;
+use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail, Socket};
 
 /// One key of `GGML_MOE`.
 pub struct Key {
@@ -96,8 +97,8 @@ pub static KEYS: &[Key] = &[
         default: "off",
         unit: "MiB",
         range: "auto, off, or a number from 1",
-        effect: "Device memory for experts in use; the others are computed in RAM at the same time. auto takes what is free at the first request, less vram-reserve-mb, over a GPU; over any other device there is no cache. off reads or copies experts when they are used.",
-        reason: "It is new: memory that it took is not given back yet to what is loaded later (a draft model, an image encoder, another program).",
+        effect: "Device memory for experts in use; the others are computed in RAM at the same time. A number is the most that it takes. auto takes what is free, less vram-reserve-mb: a quarter of it at first, all of it after 64 tokens of decoding; over a device that is no GPU there is a cache only with vram-budget-mb. What is loaded later, and other programs that touch the reserve, get memory back from it. off reads or copies experts when they are used.",
+        reason: "It is new.",
         test_only: false,
         apply: |config, value| {
             config.cache = match value {
@@ -113,7 +114,7 @@ pub static KEYS: &[Key] = &[
         default: "384",
         unit: "MiB",
         range: "0 to 16777216",
-        effect: "Device memory that an automatic cache leaves free.",
+        effect: "Device memory that the cache leaves free over a GPU, and within vram-budget-mb.",
         reason: "Room for the inner backend's scratch and for other programs.",
         test_only: false,
         apply: |config, value| {
@@ -136,6 +137,19 @@ pub static KEYS: &[Key] = &[
         },
     },
     Key {
+        name: "vram-budget-mb",
+        default: "what is free",
+        unit: "MiB",
+        range: "1 to 16777216",
+        effect: "The most device memory of all that the plugin takes on a device: dense weights, KV, compute buffers, scratch and cache. What is reported as free and as there keeps to it. An allocation that passes it fails, after the cache has given back what it has. With it cache=auto works over any device.",
+        reason: "For a card that is shared, and to try how a model runs on a smaller one.",
+        test_only: false,
+        apply: |config, value| {
+            config.vram_budget_mb = Some(value.parse().ok().filter(|mib| (1..=1 << 24).contains(mib)).ok_or(())?);
+            Ok(())
+        },
+    },
+    Key {
         name: "threads",
         default: "the host's -t",
         unit: "threads",
@@ -145,6 +159,38 @@ pub static KEYS: &[Key] = &[
         test_only: false,
         apply: |config, value| {
             config.threads = Some(value.parse().ok().filter(|threads| (1..=1024).contains(threads)).ok_or(())?);
+            Ok(())
+        },
+    },
+    experts::EXPERT_CACHE,
+    experts::POLICY,
+    experts::WINDOW,
+    experts::ADMIT,
+    experts::SWAPS_PER_STEP,
+    experts::WAIT_SWAPS,
+    experts::SWAP_LEAD,
+    experts::UPLOAD_SHARE,
+    experts::UPLOAD_CHUNK_KB,
+    experts::GOVERNOR,
+    experts::RETEST,
+    experts::STATE_FILE,
+    experts::FIXED,
+    experts::LINK_GBS,
+    Key {
+        name: "socket",
+        default: "auto",
+        unit: "-",
+        range: "off, auto, or an absolute path without ',' and ';'",
+        effect: "Where `ggml-moe top` and other programs of the same user read counters (docs/telemetry.md): a unix socket. auto makes it when there is a cache, in the user's runtime folder (XDG_RUNTIME_DIR) or in /tmp/ggml-moe-UID, under the number of the process. A path is served from the first graph on; its folder must exist.",
+        reason: "Counters should be there when somebody wants to know why it is slow; nobody else can read them.",
+        test_only: false,
+        apply: |config, value| {
+            config.socket = match value {
+                "off" => Socket::Off,
+                "auto" => Socket::Auto,
+                path if path.starts_with('/') && !path.contains('\0') => Socket::Path(path.into()),
+                _ => return Err(()),
+            };
             Ok(())
         },
     },
@@ -250,6 +296,23 @@ pub static KEYS: &[Key] = &[
             config.debug_experts_on_device = match value {
                 "host" => false,
                 "device" => true,
+                _ => return Err(()),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        name: "debug-memory",
+        default: "elastic",
+        unit: "-",
+        range: "elastic, fixed",
+        effect: "Whether the memory of a cache can change its size, or the cache is dropped and made again.",
+        reason: "Exercises on any device what happens where a driver has no other memory.",
+        test_only: true,
+        apply: |config, value| {
+            config.debug_fixed_memory = match value {
+                "elastic" => false,
+                "fixed" => true,
                 _ => return Err(()),
             };
             Ok(())

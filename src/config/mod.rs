@@ -5,9 +5,12 @@
 //! Threads: none; everything here is a pure function of its input.
 //! Does not: read the environment or print (the entry point does), or know any host type.
 
+mod expert_keys;
+mod experts;
 mod keys;
 mod parse;
 
+pub use experts::{ExpertSettings, PolicyOrder, StateFile};
 pub use keys::{KEYS, Key, markdown};
 pub use parse::{Notice, parse};
 pub(crate) use parse::{shown, turns_line};
@@ -74,6 +77,19 @@ pub enum CacheSize {
     Off,
     /// So many MiB.
     Mib(usize),
+    /// Room for so many experts of each layer.
+    SlotsPerLayer(u32),
+}
+
+/// Whether and where the counters can be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Socket {
+    /// Nowhere.
+    Off,
+    /// In a private folder, once there is a cache.
+    Auto,
+    /// In this file.
+    Path(std::path::PathBuf),
 }
 
 /// The resolved settings of this process.
@@ -93,8 +109,14 @@ pub struct Config {
     pub vram_reserve_mb: u64,
     /// Tokens of a pass from which on all experts are brought to the device.
     pub stream_min_tokens: u64,
+    /// The most device memory of all that is ours, in MiB; `None` is what is free.
+    pub vram_budget_mb: Option<u64>,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
+    /// What is learned, how uploads are bounded, who decides.
+    pub experts: ExpertSettings,
+    /// Where the counters can be read.
+    pub socket: Socket,
     /// A preset of the simulator whose routing replaces the model's (benchmarks only).
     pub replay: Option<&'static crate::sim::Preset>,
     /// What the CUDA driver is made to look like (tests only).
@@ -107,6 +129,8 @@ pub struct Config {
     pub debug_graph: Option<GraphMode>,
     /// Whether expert weights may lie in device memory like any other weight (tests only).
     pub debug_experts_on_device: bool,
+    /// Whether the memory of a cache has one size (tests only).
+    pub debug_fixed_memory: bool,
     /// Extra bytes behind every quantized tensor, poisoned before the padding rule zeroes them (tests only).
     pub debug_pad: usize,
     /// Seed of the delays of copies that are late on purpose (tests only).
@@ -125,13 +149,17 @@ impl Default for Config {
             cache: CacheSize::Off,
             vram_reserve_mb: 384,
             stream_min_tokens: 32,
+            vram_budget_mb: None,
             threads: None,
+            experts: ExpertSettings::default(),
+            socket: Socket::Auto,
             replay: None,
             debug_cuda: None,
             debug_panic: None,
             debug_fail_alloc: None,
             debug_graph: None,
             debug_experts_on_device: false,
+            debug_fixed_memory: false,
             debug_pad: 0,
             debug_late: None,
             debug_poison: false,

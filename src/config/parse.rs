@@ -23,6 +23,8 @@ pub enum Notice {
     },
     /// Text before the first `key=`.
     Stray(String),
+    /// Keys that exclude each other.
+    Conflict(String),
 }
 
 impl fmt::Display for Notice {
@@ -45,6 +47,7 @@ impl fmt::Display for Notice {
                     shown(value)
                 )
             }
+            Self::Conflict(text) => write!(f, "GGML_MOE: {text}"),
             Self::Stray(text) => {
                 write!(f, "GGML_MOE: \"{}\" is no key=value pair; keys: {}", shown(text), key_names())
             }
@@ -87,6 +90,7 @@ pub fn parse(text: &str) -> (Config, Vec<Notice>) {
             None => notices.push(Notice::UnknownKey { suggestion: nearest(&name), name }),
         }
     }
+    notices.extend(super::experts::settle(&mut config));
     (config, notices)
 }
 
@@ -229,6 +233,8 @@ mod tests {
             "debug-panic=x",
             "debug-panic=a.b\nc",
             "debug-graph=none",
+            "socket=on",
+            "socket=moe.sock",
         ] {
             let (config, notices) = parse(text);
             assert_eq!(config, Config::default(), "{text}");

@@ -96,7 +96,6 @@ impl Team {
     }
 
     /// Threads of its own.
-    #[cfg(test)]
     pub(crate) fn threads(&self) -> usize {
         self.threads.len()
     }

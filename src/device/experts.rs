@@ -6,12 +6,12 @@
 //! Does not: make a cache (`backend` does) or compute with it (`experts::cache` does).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-
-use parking_lot::Mutex;
+use std::time::Duration;
 
 use super::Device;
+use super::held::Held;
 use crate::abi::inner::DeviceKind;
-use crate::config::CacheSize;
+use crate::config::{CacheSize, ExpertSettings, Socket};
 use crate::cpu::{team, threads};
 use crate::experts::cache::Cache;
 use crate::experts::stage::Ring;
@@ -19,8 +19,7 @@ use crate::telemetry::log;
 
 /// The state behind it.
 pub(super) struct Experts {
-    /// The cache; the outer `None` while a backend has it.
-    cache: Mutex<Option<Option<Box<Cache>>>>,
+    cache: Held<Cache>,
     told_no_cache: AtomicBool,
     told_no_ring: AtomicBool,
     model_epoch: AtomicU64,
@@ -30,21 +29,21 @@ pub(super) struct Experts {
     threads: AtomicUsize,
     /// Backends that are open.
     backends: AtomicUsize,
-    /// The ring for long passes; the outer `None` while a backend has it.
-    ring: Mutex<Option<Option<Ring>>>,
+    /// The ring for long passes.
+    ring: Held<Ring>,
 }
 
 impl Default for Experts {
     fn default() -> Self {
         Self {
-            cache: Mutex::new(Some(None)),
+            cache: Held::default(),
             told_no_cache: AtomicBool::new(false),
             told_no_ring: AtomicBool::new(false),
             model_epoch: AtomicU64::new(1),
             gave_up: AtomicU64::new(0),
             threads: AtomicUsize::new(0),
             backends: AtomicUsize::new(0),
-            ring: Mutex::new(Some(None)),
+            ring: Held::default(),
         }
     }
 }
@@ -52,12 +51,17 @@ impl Default for Experts {
 impl Device {
     /// Takes the cache, if there is one, for one graph; `None` while another backend has it.
     pub(crate) fn take_cache(&self) -> Option<Option<Cache>> {
-        self.experts.cache.lock().take().map(|cache| cache.map(|cache| *cache))
+        self.experts.cache.take()
+    }
+
+    /// As [`Device::take_cache`], but waits for whoever has it, unless that is this thread.
+    pub(crate) fn take_cache_within(&self, patience: Duration) -> Option<Option<Cache>> {
+        self.experts.cache.take_within(patience)
     }
 
     /// Puts the cache back.
     pub(crate) fn put_cache(&self, cache: Option<Cache>) {
-        *self.experts.cache.lock() = Some(cache.map(Box::new));
+        self.experts.cache.put(cache);
     }
 
     /// Counts [`Device::drop_cache`].
@@ -69,7 +73,8 @@ impl Device {
     /// backend has at this moment is of another model, or finds by the epoch that it is void.
     pub(crate) fn drop_cache(&self) {
         self.experts.model_epoch.fetch_add(1, Ordering::Release);
-        let cache = self.experts.cache.lock().as_mut().and_then(Option::take);
+        self.board.clear_cache(None);
+        let cache = self.experts.cache.remove();
         self.drop_ring();
         // Also when a backend has the cache: what it began to load may come from the memory that goes.
         if let Some(driver) = self.opened_driver()
@@ -80,18 +85,39 @@ impl Device {
         drop(cache);
     }
 
+    /// A backend ends, and maybe the process: what the cache learned is brought into its file.
+    pub(crate) fn remember(&self) {
+        if let Some(mut cache) = self.take_cache() {
+            if let Some(cache) = &mut cache {
+                cache.remember();
+            }
+            self.put_cache(cache);
+        }
+    }
+
     /// Whether graphs are to be cut for a cache.
     pub(crate) fn may_cache(&self) -> bool {
         match self.config.cache {
             CacheSize::Off => false,
-            CacheSize::Mib(_) => true,
-            CacheSize::Auto => self.is_gpu(),
+            CacheSize::Mib(_) | CacheSize::SlotsPerLayer(_) => true,
+            // A budget makes a small card of anything.
+            CacheSize::Auto => self.is_gpu() || self.budget_mib().is_some(),
         }
     }
 
     /// What the user wants of the cache.
     pub(crate) fn cache_size(&self) -> CacheSize {
         self.config.cache
+    }
+
+    /// What the user set about the cache beside its size.
+    pub(crate) fn expert_settings(&self) -> &ExpertSettings {
+        &self.config.experts
+    }
+
+    /// Whether the link is made to look slow (benchmarks only): then nothing is read over it in place.
+    pub(crate) fn slows_link(&self) -> bool {
+        self.config.experts.link_gbs.is_some()
     }
 
     /// Whose routing replaces the model's (benchmarks only).
@@ -104,19 +130,14 @@ impl Device {
         self.config.debug_poison
     }
 
-    /// Device memory that an automatic cache leaves free.
-    pub(crate) fn reserve_bytes(&self) -> usize {
-        usize::try_from(self.config.vram_reserve_mb << 20).unwrap_or(usize::MAX)
-    }
-
     /// Whether the inner device is a GPU.
     pub(crate) fn is_gpu(&self) -> bool {
         matches!(self.inner.kind(), DeviceKind::Gpu | DeviceKind::IntegratedGpu)
     }
 
-    /// Whether a cache is still to be made for the model: not after it failed once.
+    /// Whether a cache is to be made for the model now: not after it failed once, and not soon after there was no room for it.
     pub(crate) fn wants_cache(&self) -> bool {
-        self.experts.gave_up.load(Ordering::Relaxed) != self.model_epoch()
+        self.experts.gave_up.load(Ordering::Relaxed) != self.model_epoch() && !self.waits_for_room()
     }
 
     /// No cache for this model.
@@ -126,6 +147,7 @@ impl Device {
 
     /// Tells once why there is no cache.
     pub(crate) fn tell_no_cache(&self, reason: &str) {
+        self.board.clear_cache(Some(reason));
         if !self.experts.told_no_cache.swap(true, Ordering::Relaxed) {
             log::notice(&format!("{}: no cache: {reason}", self.label()));
         }
@@ -133,18 +155,17 @@ impl Device {
 
     /// Takes the ring for long passes, made or grown for blocks of so many bytes; `None` while another backend has it, or without memory.
     pub(crate) fn take_ring(&self, bytes: usize) -> Option<Ring> {
-        let old = self.experts.ring.lock().take()?;
-        if let Some(ring) = old.filter(|ring| ring.bytes() >= bytes) {
+        if let Some(ring) = self.experts.ring.take()?.filter(|ring| ring.bytes() >= bytes) {
             return Some(ring);
         }
         // The old one is gone: both may not fit.
         match Ring::new(self, bytes) {
             Ok(ring) => Some(ring),
             Err(error) => {
-                *self.experts.ring.lock() = Some(None);
+                self.experts.ring.put(None);
                 if !self.experts.told_no_ring.swap(true, Ordering::Relaxed) {
                     log::notice(&format!(
-                        "{}: long prompts read experts from RAM as short ones do: {} MiB of staging are not to be had ({error})",
+                        "{}: long prompts read experts as short ones do: {} MiB of staging are not to be had ({error})",
                         self.label(),
                         (Ring::DEPTH * bytes) >> 20
                     ));
@@ -154,20 +175,19 @@ impl Device {
         }
     }
 
-    /// Gives the ring back.
-    pub(crate) fn put_ring(&self, ring: Ring) {
-        *self.experts.ring.lock() = Some(Some(ring));
-    }
-
     /// Whether there is a ring that nobody has.
     pub(crate) fn has_ring(&self) -> bool {
-        matches!(*self.experts.ring.lock(), Some(Some(_)))
+        self.experts.ring.is_there()
     }
 
-    /// Frees the ring, if nobody has it.
+    /// Gives the ring back.
+    pub(crate) fn put_ring(&self, ring: Ring) {
+        self.experts.ring.put(Some(ring));
+    }
+
+    /// Frees the ring, if nobody has it. The stream was waited for.
     pub(crate) fn drop_ring(&self) {
-        let ring = self.experts.ring.lock().as_mut().and_then(Option::take);
-        drop(ring);
+        drop(self.experts.ring.remove());
     }
 
     /// Whether a pass of so many tokens brings all experts to the device.
@@ -193,6 +213,25 @@ impl Device {
     /// The host said with how many threads it computes.
     pub(crate) fn note_threads(&self, threads: usize) {
         self.experts.threads.store(threads, Ordering::Relaxed);
+    }
+
+    /// Where counters can be read.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.config.socket
+    }
+
+    /// Why a team has so many threads.
+    pub(crate) fn team_words(&self, threads: usize) -> String {
+        let (wanted, why) = match self.config.threads {
+            Some(threads) => (threads as usize, "threads="),
+            None => (self.experts.threads.load(Ordering::Relaxed).max(1), "the host's -t"),
+        };
+        let noun = if threads == 1 { "thread" } else { "threads" };
+        match threads {
+            _ if threads != self.team_options().threads => format!("{threads} {noun} (shared with an earlier device)"),
+            _ if threads == wanted => format!("{threads} {noun} ({why})"),
+            _ => format!("{threads} {noun} ({why} is {wanted}, of which the processors allow no more)"),
+        }
     }
 
     /// How the team that computes experts in RAM is made.

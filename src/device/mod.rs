@@ -7,6 +7,8 @@
 //! Does not: allocate (`buffer` does) or run graphs (`backend` does).
 
 mod experts;
+mod held;
+mod memory;
 
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -20,9 +22,11 @@ use crate::abi::tensor::{BufferTypeKey, Tensor};
 use crate::config::{AllocationKind, Config};
 use crate::gpu::{self, Driver};
 use crate::ram;
-use crate::telemetry::log;
+use crate::telemetry::{Board, log, service};
 
 use experts::Experts;
+use memory::Budget;
+pub(crate) use memory::CacheRoom;
 
 /// Host memory registered by all devices of this process, in bytes: the budget is the machine's.
 static PINNED_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -68,10 +72,13 @@ pub(crate) struct Device {
     pub(crate) captures_graphs: bool,
     /// Whether the inner backend's code looks for its own object behind the buffer of each tensor.
     lends_contexts: bool,
-    /// Why the driver is not the one for this kind of device, if so.
-    driver_reason: OnceLock<String>,
+    /// Why the driver is not the one for this kind of device, if so, and what the link was made to look like.
+    driver_lines: OnceLock<Vec<String>>,
     layout_epoch: AtomicU64,
     experts: Experts,
+    budget: Budget,
+    /// What is told of its work.
+    pub(crate) board: &'static Board,
 }
 
 /// Our two buffer types of one device, as the host knows them.
@@ -106,6 +113,7 @@ impl Device {
             Mode::PassThrough(_) | Mode::Lend(_) => "passes through",
         };
         let description = format!("MoE over {inner_name} ({}), {purpose}", inner.description());
+        let board = Board::new(format!("MoE{index}"), inner_name.clone());
         Self {
             name: CString::new(format!("MoE{index}")).unwrap_or_default(),
             description: CString::new(description.replace('\0', "?")).unwrap_or_default(),
@@ -127,9 +135,11 @@ impl Device {
             driver: OnceLock::new(),
             captures_graphs: inner.provider() == "CUDA",
             lends_contexts: inner.provider() == "Vulkan",
-            driver_reason: OnceLock::new(),
+            driver_lines: OnceLock::new(),
             layout_epoch: AtomicU64::new(1),
             experts: Experts::default(),
+            budget: Budget::default(),
+            board,
         }
     }
 
@@ -204,10 +214,10 @@ impl Device {
 
     /// Free and total memory as the host is told, in bytes; see [`reported_free`].
     pub(crate) fn memory(&self) -> (usize, usize) {
-        let (free, total) = self.inner.memory();
         if self.passes_through() {
-            return (free, total);
+            return self.inner.memory();
         }
+        let (free, total) = self.free_and_total();
         let dense = self.dense.lock().settle();
         let reported = reported_free(free, dense, self.config.ctx_share);
         self.reported.store(reported, Ordering::Relaxed);
@@ -247,12 +257,11 @@ impl Device {
     /// The driver of the inner device's memory; opened at the first use, because loading the plugin must touch no device.
     pub(crate) fn driver(&self) -> &dyn Driver {
         let driver = self.driver.get_or_init(|| {
-            let (driver, reason) =
-                gpu::open(&self.inner, self.inner_buffer_type, self.config.debug_cuda, self.config.debug_late);
-            if let Some(reason) = reason {
-                // Told with the first graph; nobody else sets it, since the driver is opened once.
-                let _ = self.driver_reason.set(format!("memory goes through {}: {reason}", driver.name()));
-            }
+            let Config { debug_cuda, debug_late, ref experts, .. } = *self.config;
+            let (driver, lines) =
+                gpu::open(&self.inner, self.inner_buffer_type, debug_cuda, debug_late, experts.link_gbs);
+            // Told with the first graph; nobody else sets it, since the driver is opened once.
+            let _ = self.driver_lines.set(lines);
             driver
         });
         &**driver
@@ -301,6 +310,7 @@ impl Device {
         if self.announced.swap(true, Ordering::Relaxed) {
             return;
         }
+        service::start(&self.config.socket, false);
         match &self.mode {
             Mode::PassThrough(reason) | Mode::Lend(reason) => {
                 let line = format!("{} passes everything through to {}: {reason}", self.label(), self.inner_name);
@@ -332,8 +342,8 @@ impl Device {
                     self.label(),
                     self.inner_name,
                 ));
-                if let Some(reason) = self.driver_reason.get() {
-                    log::notice(&format!("{}: {reason}", self.label()));
+                for line in self.driver_lines.get().into_iter().flatten() {
+                    log::notice(&format!("{}: {line}", self.label()));
                 }
             }
         }
@@ -393,7 +403,7 @@ impl KindRule {
 ///
 /// `free' = D + max(share * (free - D), 2 GiB)`: what llama.cpp subtracts for the dense weights `D` leaves exactly the room that
 /// a context of unset size may take. All in bytes.
-fn reported_free(free: usize, dense: usize, share: f64) -> usize {
+pub(crate) fn reported_free(free: usize, dense: usize, share: f64) -> usize {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

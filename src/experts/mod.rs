@@ -2,11 +2,12 @@
 //!
 //! Owns: the host memory of expert buffers (`store`), its registration with the device (`pin`), the reading of expert ids (`ids`) and
 //! the plain path (`plain`), staging for long passes (`stage`). For the cache: the numbering of blocks ([`shape`]), lifetime heat ([`heat`]), what is worth a slot
-//! ([`policy`]), what lies in which slot and who may read it ([`residency`]), and what is remembered ([`statefile`], [`statestore`]).
+//! ([`policy`]), what lies in which slot and who may read it ([`residency`]), and what is remembered
+//! ([`statefile`], [`statestore`], [`statefolder`]).
 //! Invariants: expert weights have one home, host memory; whatever lies on the inner device is a copy that can be dropped.
 //! Threads: host memory is filled by the loader and read by the threads that run graphs; the host orders the two.
 //! What keeps experts on the device from one graph to the next is `cache`.
-//! Does not: run graphs; the state file is not connected yet.
+//! Does not: run graphs.
 
 pub(crate) mod cache;
 pub mod heat;
@@ -15,9 +16,12 @@ mod pin;
 mod plain;
 pub mod policy;
 pub mod residency;
+#[cfg(test)]
+mod residency_model;
 pub mod shape;
 pub(crate) mod stage;
 pub mod statefile;
+pub mod statefolder;
 pub mod statestore;
 mod store;
 

@@ -33,6 +33,8 @@ pub const MOST_MODELS: usize = 64;
 pub const MOST_BYTES: usize = 16 << 20;
 /// Experts that one group may have.
 const MOST_EXPERTS: usize = 1 << 16;
+/// Tokens that count when two states are merged: what fading converges to ([`Heat::most_tokens`]).
+const MOST_WEIGHT: u64 = 23_637;
 /// What a rate of one use per token is written as.
 const SCALE: f32 = 10_000.0;
 /// The largest rate: far above any real one.
@@ -126,13 +128,15 @@ impl ModelState {
         Heat::from_rates(rates, self.tokens as f64)
     }
 
-    /// Adds what another state saw. Rates are averaged by tokens; a group whose number of experts differs is taken from the state that
+    /// Adds what another state saw. Rates are averaged by tokens, of which no more count than a table of heat can rest on, so that what is
+    /// new stays visible in a file that has seen a lot; a group whose number of experts differs is taken from the state that
     /// saw more tokens.
     pub fn merge(&mut self, other: &Self) {
         let (mine, theirs) = (self.tokens, other.tokens);
         for (name, rates) in &other.heat {
             match self.heat.get_mut(name) {
                 Some(own) if own.len() == rates.len() => {
+                    let (mine, theirs) = (mine.min(MOST_WEIGHT), theirs.min(MOST_WEIGHT));
                     own.iter_mut().zip(rates).for_each(|(own, &rate)| *own = average((*own, mine), (rate, theirs)));
                 }
                 Some(own) => {

@@ -48,6 +48,11 @@ pub fn read(path: &Path) -> (State, Option<Note>) {
 
 /// Merges what this process learned since it read the file into the file.
 pub fn add(path: &Path, learned: &State) -> io::Result<Option<Note>> {
+    edit(path, |state| state.merge(learned))
+}
+
+/// Changes the file under its lock. A missing one begins empty, a broken one is set aside first.
+pub fn edit(path: &Path, change: impl FnOnce(&mut State)) -> io::Result<Option<Note>> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder)?;
     }
@@ -57,7 +62,7 @@ pub fn add(path: &Path, learned: &State) -> io::Result<Option<Note>> {
     if let Some(Note::Ignored { error }) = note {
         return Err(io::Error::other(error));
     }
-    state.merge(learned);
+    change(&mut state);
     replace(path, &state.format())?;
     Ok(note)
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Driver, DriverError, Mark, Memory, Place, Reached, Registration, Rows};
+use super::pages::Pages;
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Reached, Registration, Rows, elastic_size};
 use crate::abi::inner::Passport;
 use crate::experts::{HostMemory, HostRange};
 
@@ -17,6 +18,9 @@ type Work = Box<dyn FnOnce() + Send>;
 struct Faults {
     allocations: u32,
     fail_allocation: Option<u32>,
+    /// Bytes behind reserved addresses, and the most that there may be.
+    mapped: usize,
+    map_limit: Option<usize>,
     registered: usize,
     register_limit: Option<usize>,
 }
@@ -46,9 +50,29 @@ impl Fake {
         self.faults.lock().register_limit = Some(bytes);
     }
 
+    /// No more than this many bytes can lie behind reserved addresses at once.
+    pub(crate) fn limit_mapping(&self, bytes: usize) {
+        self.faults.lock().map_limit = Some(bytes);
+    }
+
+    /// Bytes behind reserved addresses now.
+    pub(crate) fn mapped(&self) -> usize {
+        self.faults.lock().mapped
+    }
+
     /// Bytes registered now.
     pub(crate) fn registered(&self) -> usize {
         self.faults.lock().registered
+    }
+
+    /// What lies at a place, after all work.
+    pub(crate) fn read(&self, place: Place<'_>, bytes: usize) -> Vec<u8> {
+        let mut out = vec![0; bytes];
+        // SAFETY: the vector lives until the queue is empty, below.
+        let asked = unsafe { self.download(out.as_mut_ptr().cast(), place, Rows::one(bytes)) };
+        self.drain();
+        assert!(asked.is_ok());
+        out
     }
 
     fn queue(&self, work: impl FnOnce() + Send + 'static) {
@@ -89,6 +113,73 @@ impl Memory for FakeMemory {
 impl Drop for FakeMemory {
     fn drop(&mut self) {
         self.driver.drain();
+    }
+}
+
+/// Reserved addresses. What comes is poisoned; what goes ends the process of whoever still touches it.
+#[derive(Debug)]
+struct FakeElastic {
+    pages: Pages,
+    driver: Fake,
+}
+
+impl Memory for FakeElastic {
+    fn base(&self) -> usize {
+        self.pages.base()
+    }
+
+    fn bytes(&self) -> usize {
+        self.pages.bytes()
+    }
+
+    fn passport(&self) -> Passport {
+        Passport::none()
+    }
+}
+
+impl Elastic for FakeElastic {
+    fn reserved(&self) -> usize {
+        self.pages.reserved()
+    }
+
+    fn unit(&self) -> usize {
+        self.pages.unit()
+    }
+
+    fn resize(&mut self, bytes: usize) -> Result<(), DriverError> {
+        let before = self.pages.bytes();
+        let after = elastic_size(bytes, self.unit(), self.reserved());
+        if bytes > self.reserved() {
+            return Err(DriverError::OutOfMemory);
+        }
+        if after < before {
+            self.driver.drain();
+        }
+        let mut faults = self.driver.faults.lock();
+        if after > before {
+            faults.allocations += 1;
+            let mapped = faults.mapped + after - before;
+            if faults.fail_allocation == Some(faults.allocations)
+                || faults.map_limit.is_some_and(|limit| mapped > limit)
+            {
+                return Err(DriverError::OutOfMemory);
+            }
+        }
+        self.pages.resize(after)?;
+        faults.mapped = faults.mapped + after - before;
+        if after > before {
+            let start = core::ptr::with_exposed_provenance_mut::<u8>(self.pages.base() + before);
+            // SAFETY: these pages have just come.
+            unsafe { start.write_bytes(0xa5, after - before) };
+        }
+        Ok(())
+    }
+}
+
+impl Drop for FakeElastic {
+    fn drop(&mut self) {
+        self.driver.drain();
+        self.driver.faults.lock().mapped -= self.pages.bytes();
     }
 }
 
@@ -139,6 +230,10 @@ impl Driver for Fake {
         memory.fill(memory.address(), 0xa5, bytes);
         memory.as_ptr().expose_provenance();
         Ok(Box::new(FakeMemory { bytes: Arc::new(memory), driver: self.clone() }))
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
+        Ok(Box::new(FakeElastic { pages: Pages::reserve(bytes)?, driver: self.clone() }))
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {
@@ -244,6 +339,23 @@ mod tests {
         assert_eq!(driver.registered(), 80);
         drop(first);
         assert_eq!(driver.registered(), 0);
+    }
+
+    #[test]
+    fn memory_that_fails_to_come_changes_nothing() {
+        let driver = Fake::default();
+        driver.limit_mapping(1 << 20);
+        let mut memory = driver.reserve(2 << 20).unwrap();
+        memory.resize(900 << 10).unwrap();
+        let before = memory.bytes();
+        assert!(before >= 900 << 10 && driver.mapped() == before);
+        assert_eq!(memory.resize(2 << 20).unwrap_err(), DriverError::OutOfMemory);
+        assert_eq!((memory.bytes(), driver.mapped()), (before, before));
+        driver.fail_allocation(1);
+        assert!(memory.resize(before + 1).is_err() && memory.bytes() == before);
+        memory.resize(before + 1).unwrap();
+        drop(memory);
+        assert_eq!(driver.mapped(), 0);
     }
 
     #[test]

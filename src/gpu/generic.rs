@@ -2,7 +2,8 @@
 
 use core::ffi::c_void;
 
-use super::{Driver, DriverError, Mark, Memory, Place, Reached, Registration, Rows};
+use super::pages::Pages;
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Reached, Registration, Rows, elastic_size};
 use crate::abi::inner::{self, Passport};
 use crate::experts::HostRange;
 
@@ -10,12 +11,53 @@ use crate::experts::HostRange;
 #[derive(Debug)]
 pub(crate) struct Generic {
     buffer_type: inner::BufferType,
+    /// Whether the device computes in any memory of the host.
+    is_cpu: bool,
 }
 
 impl Generic {
     /// A driver over the inner device's buffer type.
-    pub(crate) fn new(buffer_type: inner::BufferType) -> Self {
-        Self { buffer_type }
+    pub(crate) fn new(buffer_type: inner::BufferType, is_cpu: bool) -> Self {
+        Self { buffer_type, is_cpu }
+    }
+}
+
+/// Memory of ggml's CPU backend whose size changes.
+#[derive(Debug)]
+struct CpuPages {
+    pages: Pages,
+    /// A buffer of that backend, for its functions: they look at the address of a tensor, not at the bounds of its buffer.
+    passport: inner::Buffer,
+}
+
+impl Memory for CpuPages {
+    fn base(&self) -> usize {
+        self.pages.base()
+    }
+
+    fn bytes(&self) -> usize {
+        self.pages.bytes()
+    }
+
+    fn passport(&self) -> Passport {
+        self.passport.passport()
+    }
+}
+
+impl Elastic for CpuPages {
+    fn reserved(&self) -> usize {
+        self.pages.reserved()
+    }
+
+    fn unit(&self) -> usize {
+        self.pages.unit()
+    }
+
+    fn resize(&mut self, bytes: usize) -> Result<(), DriverError> {
+        if bytes > self.reserved() {
+            return Err(DriverError::OutOfMemory);
+        }
+        self.pages.resize(elastic_size(bytes, self.unit(), self.reserved()))
     }
 }
 
@@ -43,6 +85,14 @@ impl Driver for Generic {
             Some(buffer) => Ok(Box::new(buffer)),
             None => Err(DriverError::OutOfMemory),
         }
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
+        if !self.is_cpu {
+            return Err(DriverError::Unsupported("ggml's interface gives memory of one size"));
+        }
+        let passport = self.buffer_type.alloc(1).ok_or(DriverError::OutOfMemory)?;
+        Ok(Box::new(CpuPages { pages: Pages::reserve(bytes)?, passport }))
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {

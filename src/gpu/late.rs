@@ -17,7 +17,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::generic::Generic;
-use super::{Driver, DriverError, Mark, Memory, Place, Registration, Rows};
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows};
 use crate::abi::inner::{self, Passport};
 use crate::experts::HostRange;
 
@@ -83,7 +83,7 @@ impl Queue {
             let us = match (random >> 16) % 8 {
                 0..4 => 0,
                 4..7 => (random >> 24) % 100,
-                _ if (random >> 20) % 16 > 0 => (random >> 24) % 1000,
+                _ if !(random >> 20).is_multiple_of(16) => (random >> 24) % 1000,
                 _ => (random >> 24) % 30_000,
             };
             if us > 0 {
@@ -107,13 +107,13 @@ pub(crate) struct Late {
 
 impl Late {
     /// A driver over the inner device's buffer type; `None` if the system has no thread for it.
-    pub(crate) fn new(buffer_type: inner::BufferType, seed: u32) -> Option<Self> {
+    pub(crate) fn new(buffer_type: inner::BufferType, is_cpu: bool, seed: u32) -> Option<Self> {
         let queue = Arc::new(Queue::default());
         let random = u64::from(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let worker = Arc::clone(&queue);
         let thread = std::thread::Builder::new().name("ggml-moe-late".to_owned());
         thread.spawn(move || worker.run(random)).ok()?;
-        Some(Self { generic: Generic::new(buffer_type), queue })
+        Some(Self { generic: Generic::new(buffer_type, is_cpu), queue })
     }
 }
 
@@ -144,6 +144,50 @@ impl Drop for LateMemory {
     }
 }
 
+/// Memory whose size changes: what goes is waited for.
+#[derive(Debug)]
+struct LateElastic {
+    memory: Box<dyn Elastic>,
+    queue: Arc<Queue>,
+}
+
+impl Memory for LateElastic {
+    fn base(&self) -> usize {
+        self.memory.base()
+    }
+
+    fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    fn passport(&self) -> Passport {
+        self.memory.passport()
+    }
+}
+
+impl Elastic for LateElastic {
+    fn reserved(&self) -> usize {
+        self.memory.reserved()
+    }
+
+    fn unit(&self) -> usize {
+        self.memory.unit()
+    }
+
+    fn resize(&mut self, bytes: usize) -> Result<(), DriverError> {
+        if bytes < self.bytes() {
+            self.queue.wait_for_all();
+        }
+        self.memory.resize(bytes)
+    }
+}
+
+impl Drop for LateElastic {
+    fn drop(&mut self) {
+        self.queue.wait_for_all();
+    }
+}
+
 /// A place in the queue.
 #[derive(Debug)]
 struct LateMark {
@@ -165,6 +209,11 @@ impl Driver for Late {
     fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>, DriverError> {
         let memory = self.generic.allocate(bytes)?;
         Ok(Box::new(LateMemory { memory, queue: Arc::clone(&self.queue) }))
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
+        let memory = self.generic.reserve(bytes)?;
+        Ok(Box::new(LateElastic { memory, queue: Arc::clone(&self.queue) }))
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {
@@ -191,6 +240,10 @@ impl Driver for Late {
         self.queue.wait_for_memory(target.memory.passport());
         // SAFETY: the caller's contract.
         unsafe { self.generic.upload(target, source, rows) }
+    }
+
+    fn waits_for_uses(&self) -> bool {
+        true // the late device of the tests waits for its streams before it frees memory
     }
 
     unsafe fn download(&self, target: *mut c_void, source: Place<'_>, rows: Rows) -> Result<(), DriverError> {

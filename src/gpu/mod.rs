@@ -2,8 +2,9 @@
 //!
 //! Owns: the [`Driver`] contract and the choice of a driver for an inner device ([`open`]).
 //! Drivers share one set of notions: `cuda` (driver API; memory in our own reservations of address space), `generic` (ggml's
-//! own functions; any device), `late` (the same with delays, a test key) and `fake` (in process, for tests: deterministic, faults on demand,
-//! work done as late as allowed).
+//! own functions; any device), `late` (the same with delays, a test key), `slow` (in front of another, for benchmarks) and `fake` (in
+//! process, for tests: deterministic, faults on demand, work done as late as allowed). `pages` emulates mapping where the device's memory is
+//! the host's.
 //! Invariants: see the contract. Threads: any; each driver orders its own work.
 //! Does not: know tensors, experts or graphs.
 // UNSAFETY: the contract passes raw host memory; callers vouch for it.
@@ -11,9 +12,11 @@
 
 pub(crate) mod cuda;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 mod generic;
 mod late;
+mod pages;
+mod slow;
 #[cfg(test)]
 mod suite;
 
@@ -28,10 +31,12 @@ use crate::experts::HostRange;
 ///
 /// The contract:
 /// - [`Driver::allocate`] gives memory of unspecified content that stays at its address until the object is dropped. Dropping waits for
-///   the driver's own work and for what [`Driver::note_use`] told of.
+///   the driver's own work and, if [`Driver::waits_for_uses`], for what [`Driver::note_use`] told of.
 /// - Copies and fills run in the order in which they were asked for, relative to each other. They may run later, but have run when
 ///   [`Driver::synchronize`] returns. They are not ordered against the inner backend's stream: the caller synchronizes that first.
 /// - Host memory passed to a copy stays valid until [`Driver::synchronize`] returns, but for [`Driver::upload_taking`].
+/// - [`Driver::reserve`] gives addresses; memory comes behind them, and goes, with [`Elastic::resize`]. What comes is of unspecified
+///   content; what stays keeps its content and its address. What goes is waited for as in a drop.
 /// - Every range lies in the memory it names; the caller has checked that.
 /// - An error means that the operation did not take place and that the driver is usable; a device that is lost makes every later call
 ///   fail.
@@ -41,6 +46,9 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
 
     /// Memory of `bytes` bytes, at least one.
     fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>, DriverError>;
+
+    /// Addresses for `bytes` bytes, at least one, with no memory behind them yet.
+    fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError>;
 
     /// Sets bytes.
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError>;
@@ -85,6 +93,11 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Whether memory that goes waits for what [`Driver::note_use`] told of. If not, the inner streams are to be idle when it goes.
+    fn waits_for_uses(&self) -> bool {
+        false
+    }
+
     /// The inner stream is idle and ends: it is waited for no more.
     fn forget(&self, _inner: &inner::Backend) {}
 
@@ -103,6 +116,11 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
 
     /// Waits for everything asked for so far.
     fn synchronize(&self) -> Result<(), DriverError>;
+
+    /// Waits for everything asked for so far and for what [`Driver::note_use`] told of: nobody uses memory of this driver any more.
+    fn settle(&self) -> Result<(), DriverError> {
+        self.synchronize()
+    }
 
     /// Makes host memory readable by the device's kernels at its own address, until the object is dropped.
     ///
@@ -127,6 +145,24 @@ pub(crate) trait Memory: Send + Sync + fmt::Debug {
         let end = address.checked_sub(self.base()).and_then(|offset| offset.checked_add(bytes));
         end.is_some_and(|end| end <= self.bytes())
     }
+}
+
+/// Memory whose size changes while its address stays. Its `bytes` are those that have memory behind them, from the base on.
+pub(crate) trait Elastic: Memory {
+    /// Bytes of addresses.
+    fn reserved(&self) -> usize;
+
+    /// The pieces in which memory comes and goes: the size is a multiple of this, or all that was reserved.
+    fn unit(&self) -> usize;
+
+    /// Puts memory behind at least the first `bytes` bytes and takes the pieces away that lie wholly behind them. On failure nothing
+    /// has changed.
+    fn resize(&mut self, bytes: usize) -> Result<(), DriverError>;
+}
+
+/// The size that an elastic memory has after it was resized to `bytes`.
+pub(crate) fn elastic_size(bytes: usize, unit: usize, reserved: usize) -> usize {
+    bytes.checked_next_multiple_of(unit.max(1)).unwrap_or(usize::MAX).min(reserved)
 }
 
 /// A place in a driver's work.
@@ -235,20 +271,38 @@ pub(crate) enum DriverError {
     },
 }
 
-/// The driver for an inner device, and why it is not a better one, if so.
+/// The driver for an inner device, with a link that looks as slow as asked for, and what there is to tell about it.
 pub(crate) fn open(
     device: &inner::Device,
     buffer_type: inner::BufferType,
     fault: Option<CudaFault>,
     late: Option<u32>,
+    link_gbs: Option<f32>,
+) -> (Box<dyn Driver>, Vec<String>) {
+    let (driver, reason) = open_at_full_speed(device, buffer_type, fault, late);
+    let mut lines: Vec<String> =
+        reason.into_iter().map(|reason| format!("memory goes through {}: {reason}", driver.name())).collect();
+    let Some(gbs) = link_gbs else { return (driver, lines) };
+    let (driver, line) = slow::slow_down(driver, gbs);
+    lines.push(line);
+    (driver, lines)
+}
+
+fn open_at_full_speed(
+    device: &inner::Device,
+    buffer_type: inner::BufferType,
+    fault: Option<CudaFault>,
+    late: Option<u32>,
 ) -> (Box<dyn Driver>, Option<String>) {
+    let provider = device.provider();
+    let is_cpu = provider == "CPU";
     let generic = || -> Box<dyn Driver> {
-        match late.and_then(|seed| late::Late::new(buffer_type, seed)) {
+        match late.and_then(|seed| late::Late::new(buffer_type, is_cpu, seed)) {
             Some(late) => Box::new(late),
-            None => Box::new(generic::Generic::new(buffer_type)),
+            None => Box::new(generic::Generic::new(buffer_type, is_cpu)),
         }
     };
-    if device.provider() != "CUDA" {
+    if provider != "CUDA" {
         return (generic(), None);
     }
     match cuda::Cuda::open(device, buffer_type, fault) {

@@ -1,6 +1,6 @@
 //! One suite for every driver: what the contract promises, tried through the contract.
 
-use super::{Driver, Memory, Place, Rows};
+use super::{Driver, Elastic, Memory, Place, Rows, elastic_size};
 use crate::experts::HostMemory;
 
 fn read(driver: &dyn Driver, memory: &dyn Memory, offset: usize, bytes: usize) -> Vec<u8> {
@@ -145,6 +145,48 @@ pub(crate) fn exhaustion(driver: &dyn Driver) {
     round_trips(driver);
 }
 
+/// Sizes that an elastic memory of 40 MiB goes through, up and down, within and across its pieces.
+const STEPS: [usize; 10] = [1, 5 << 20, (5 << 20) + 1, 0, 40 << 20, 33 << 20, (33 << 20) - 1, 4096, (17 << 20) + 5, 2];
+
+/// Memory comes and goes at a constant address; what stays keeps its content, what comes can be used at once.
+pub(crate) fn elastic(driver: &dyn Driver) {
+    let mut memory = driver.reserve(40 << 20).unwrap();
+    let (base, reserved) = (memory.base(), memory.reserved());
+    assert!(memory.bytes() == 0 && reserved >= 40 << 20 && memory.unit() > 0);
+    let data = pattern(40 << 20, 3);
+    let mut known = 0;
+    for bytes in STEPS {
+        memory.resize(bytes).unwrap();
+        let size = memory.bytes();
+        assert_eq!(size, elastic_size(bytes, memory.unit(), reserved), "{bytes} bytes");
+        assert!(memory.base() == base && memory.contains(base, bytes) && !memory.contains(base, size + 1));
+        known = known.min(size);
+        assert!(read(driver, &*memory, 0, known) == data[..known], "what stays, after {bytes} bytes");
+        let end = size.min(data.len());
+        write(driver, &*memory, known, &data[known..end]);
+        known = end;
+        assert!(read(driver, &*memory, 0, known) == data[..known], "what came, after {bytes} bytes");
+    }
+    assert!(memory.resize(reserved + 1).is_err());
+    assert!(read(driver, &*memory, 0, known) == data[..known], "a refusal changes nothing");
+}
+
+/// Memory that goes is waited for: work on it was asked for before and may not be done yet. Work on what stays is done in order.
+pub(crate) fn elastic_waits(driver: &dyn Driver) {
+    let mut memory = driver.reserve(24 << 20).unwrap();
+    let other = driver.allocate(1 << 20).unwrap();
+    for round in 0..8_u8 {
+        memory.resize(24 << 20).unwrap();
+        let place = |memory: &dyn Elastic, offset: usize| memory.base() + offset;
+        driver.fill(Place { address: place(&*memory, 0), memory: &*memory }, round, 24 << 20).unwrap();
+        let last = Place { address: place(&*memory, 23 << 20), memory: &*memory };
+        driver.copy(Place { memory: &*other, address: other.base() }, last, 1 << 20).unwrap();
+        memory.resize(1 << 20).unwrap();
+        assert_eq!(read(driver, &*memory, (1 << 20) - 1, 1), [round]);
+    }
+    driver.settle().unwrap();
+}
+
 /// Host memory can be registered, released and registered again, if the driver can at all.
 pub(crate) fn registration(driver: &dyn Driver, supported: bool) {
     let memory = HostMemory::map(8 << 20).unwrap();
@@ -168,6 +210,8 @@ macro_rules! driver_suite {
             driver_suite!(@case [$(#[$attribute])*] order, $driver);
             driver_suite!(@case [$(#[$attribute])*] taken, $driver);
             driver_suite!(@case [$(#[$attribute])*] exhaustion, $driver);
+            driver_suite!(@case [$(#[$attribute])*] elastic, $driver);
+            driver_suite!(@case [$(#[$attribute])*] elastic_waits, $driver);
 
             #[test]
             $(#[$attribute])*
@@ -186,18 +230,19 @@ macro_rules! driver_suite {
 }
 
 driver_suite!(fake, [], Box::new(crate::gpu::fake::Fake::default()), registers: true);
+driver_suite!(slow, [], crate::gpu::slow::over_fake(), registers: true);
 driver_suite!(cuda, [#[ignore = "needs a CUDA device"]], crate::gpu::cuda::for_tests(), registers: true);
 driver_suite!(generic, [#[ignore = "needs the stock host's libraries; make test runs it"]], crate::gpu::suite::generic_over_cpu(), registers: false);
 
 driver_suite!(late, [#[ignore = "needs the stock host's libraries; make test runs it"]], crate::gpu::suite::late_over_cpu(), registers: false);
 
 fn late_over_cpu() -> Box<dyn Driver> {
-    Box::new(super::late::Late::new(cpu_buffer_type(), 1).unwrap())
+    Box::new(super::late::Late::new(cpu_buffer_type(), true, 1).unwrap())
 }
 
 /// The generic driver over the CPU device of the stock host whose folder `GGML_MOE_STOCK` names.
 fn generic_over_cpu() -> Box<dyn Driver> {
-    Box::new(super::generic::Generic::new(cpu_buffer_type()))
+    Box::new(super::generic::Generic::new(cpu_buffer_type(), true))
 }
 
 fn cpu_buffer_type() -> crate::abi::inner::BufferType {

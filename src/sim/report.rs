@@ -5,7 +5,8 @@
 
 use std::fmt::Write as _;
 
-use super::chart::{Chart, Line, Panel};
+use crate::chart::{Chart, Line, Panel};
+
 use super::run::Rule;
 use super::series::Outcome;
 

@@ -140,7 +140,8 @@ class Machine:
         env["LD_PRELOAD"] = " ".join(str(self.pack / name) for name in (*preload, "flush_log.so"))
         if side is not None and side.keys is not None:
             env["GGML_BACKEND_PATH"] = str(self.plugin)
-            env["GGML_MOE"] = side.keys
+            # What one run learned must not change the next one.
+            env["GGML_MOE"] = side.keys if "state-file" in side.keys else f"{side.keys};state-file=off"
         return env
 
     def start(self, arguments, env, **streams):

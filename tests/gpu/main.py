@@ -10,16 +10,20 @@ import threading
 import time
 import traceback
 
+import bench
 import cache
 import correctness
 import faults
 import host
+import memory
 import server
+import shapes
 import speed
 import team
 
 # Name, function, group. Groups run one after the other, correctness first. The steps of "beside" run at the same time: none
-# of them measures time or free memory. "alone" steps want the card for themselves, in this order.
+# of them measures time or free memory. "alone" steps want the card for themselves, in this order; "named" ones do, too, and run only
+# when --only names them.
 STEPS = [
     ("driver", correctness.driver, "first"),
     ("kernels", correctness.kernels, "beside"),
@@ -28,6 +32,7 @@ STEPS = [
     ("server", server.slots, "beside"),
     ("contexts", server.draft, "beside"),
     ("quality", cache.quality, "beside"),
+    ("budget", memory.budget, "beside"),
     ("graphs", correctness.graphs, "beside"),
     ("sanitizer", correctness.sanitizer, "beside"),
     ("faults", faults.missing_pieces, "beside"),
@@ -37,10 +42,14 @@ STEPS = [
     ("ram", speed.experts_in_ram, "alone"),
     ("decode", cache.decode, "alone"),
     ("conditions", cache.conditions, "alone"),
+    ("memory", memory.foreign, "alone"),
     ("exhausted", faults.exhausted, "alone"),
     ("ncmoe", speed.stock_cpu_experts, "alone"),
+    ("shapes", shapes.other_shapes, "alone"),
+    ("endurance", shapes.endurance, "alone"),
+    ("bench", bench.command, "named"),
 ]
-NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "exhausted", "ncmoe"}
+NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "memory", "exhausted", "ncmoe", "bench"}
 BESIDE_SECONDS = 240  # the most that the steps beside each other get together, so that what is measured has its time
 RAM_GIB = 26  # touched ahead of measuring: the plugin's copy of the experts and its pinned staging
 
@@ -56,7 +65,7 @@ def parse():
     unknown = [name for name in wanted if name not in [step[0] for step in STEPS]]
     if unknown:
         parser.error(f"no step {', '.join(unknown)}; --list prints them")
-    return arguments, [step for step in STEPS if not wanted or step[0] in wanted]
+    return arguments, [step for step in STEPS if step[0] in wanted or not wanted and step[2] != "named"]
 
 
 def one_step(machine, results, step):
@@ -152,7 +161,7 @@ def main():
         run_together(machine, results, [step for step in steps if step[2] == "beside"])
         machine.group_deadline = machine.deadline
         for step in steps:
-            if step[2] == "alone":
+            if step[2] in ("alone", "named"):
                 one_step(machine, results, step)
     finally:
         machine.stop_all()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds what tests/gpu/run.sh needs on a machine with a GPU into the git-ignored folder .gpu/, below 20 MB: the library, the
-# driver suite, the C host that loads and unloads, and what is preloaded. `make gpu-pack` has built the stock programs before.
+# command, the driver suite, the C host that loads and unloads, and what is preloaded. `make gpu-pack` has built the stock programs before.
 # The scripts, the fixture and the held-out text travel with the checkout. An archive of stock llama.cpp in .gpu/ stays there.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -17,6 +17,7 @@ find "$pack" -mindepth 1 -maxdepth 1 ! -name '*.tar.xz' ! -name out -exec rm -rf
 echo "gpu-pack: building the library and its tests" >&2
 cargo build --release --locked --quiet
 cp "$target/release/libggml_moe.so" "$pack/libggml-moe.so"
+cp "$target/release/ggml-moe" "$pack/ggml-moe"
 # Cargo names the test program in its JSON messages.
 tests=$(cargo test --release --locked --lib --no-run --quiet --message-format=json \
   | python3 -c '
@@ -26,7 +27,7 @@ found = [message["executable"] for message in map(json.loads, sys.stdin)
 print(found[-1])')
 cp "$tests" "$pack/driver-tests"
 strip --strip-unneeded "$pack/libggml-moe.so"
-strip "$pack/driver-tests"
+strip "$pack/driver-tests" "$pack/ggml-moe"
 
 compile() { # output, source, flags...
   cc -std=c11 -O2 -Wall -Wextra -Werror -o "$pack/$1" "$2" -I "$headers" "${@:3}"

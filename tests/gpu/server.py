@@ -22,12 +22,12 @@ N_PREDICT = 32
 class Server:
     """A running llama-server; used as a context, it is stopped at the end."""
 
-    def __init__(self, machine, side, tag, *more):
+    def __init__(self, machine, side, tag, *more, model=FIXTURE, patience=40):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self.machine, self.tag = machine, tag
-        self.arguments = machine.tool("llama-server", side, FIXTURE, "--host", "127.0.0.1", "--port", self.port, "--offline", *more)
+        self.machine, self.tag, self.patience = machine, tag, patience
+        self.arguments = machine.tool("llama-server", side, model, "--host", "127.0.0.1", "--port", self.port, "--offline", *more)
         self.log_path = machine.logs / f"{tag}-{side.device}.log"
         self.log_file = open(self.log_path, "ab")
         self.offset = self.log_file.tell()
@@ -36,7 +36,7 @@ class Server:
         self.begin = time.monotonic()
 
     def __enter__(self):
-        limit = time.monotonic() + min(40, self.machine.left())
+        limit = time.monotonic() + min(self.patience, self.machine.left())
         while time.monotonic() < limit and self.process.poll() is None:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:

@@ -9,10 +9,10 @@ REPEATS = 3  # of the alternating pair
 INNER_REPEATS = 5  # of each test within one process
 
 
-def bench(machine, side, *more, limit=90, cores=None):
+def bench(machine, side, *more, limit=90, cores=None, model=None):
     """One llama-bench process. Returns tokens per second by test ("pp2048", "tg128"), one figure per repetition. `cores`: so many only."""
     alone = ["taskset", "-c", f"0-{cores - 1}"] if cores else []
-    arguments = [*alone, machine.stock_folder / "llama-bench", "-m", machine.big_model(), "-t", cores or machine.threads, "-ngl", 99,
+    arguments = [*alone, machine.stock_folder / "llama-bench", "-m", model or machine.big_model(), "-t", cores or machine.threads, "-ngl", 99,
                  "-dev", side.device, "-o", "jsonl", *more]
     done = machine.run(arguments, machine.environment(side, alone=True), limit, "speed")
     tests = {}

@@ -1,27 +1,45 @@
 #!/usr/bin/env python3
-"""Writes a mixture-of-experts GGUF (qwen3moe) of a given shape with random weights: its speed is real, its language is not.
+"""Writes a mixture-of-experts GGUF of a given shape with random weights: its speed is real, its language is not.
 
-The defaults are the shape of a 30B-A3B model: 48 layers, 128 experts, 8 used, Q4_K experts, 16.3 GiB. Needs numpy.
+--arch chooses the architecture and the defaults of the shape:
+  qwen3moe   a 30B-A3B model: 48 layers, 128 experts, 8 used, Q4_K, 16.3 GiB
+  gpt-oss    8 layers of a model of that family: 128 experts, 4 used, MXFP4, biases, 13.6 GiB
+  deepseek2  9 layers, the first dense: 256 experts, 8 used, Q4_K, a shared expert, compressed keys and values, 14.4 GiB
+Nothing but Python itself is needed.
 """
 import argparse
+import array
+import math
+import random
 import struct
 
-import numpy as np
-
-TYPES = {"f32": (0, 1, 4), "q8_0": (8, 32, 34), "q4_K": (12, 256, 144)}  # number in GGUF, values and bytes of a block
+TYPES = {"f32": (0, 1, 4), "q8_0": (8, 32, 34), "q4_K": (12, 256, 144), "mxfp4": (39, 32, 17)}  # number in GGUF, values and bytes of a block
 ALIGNMENT = 32
-TILE_BLOCKS = 1 << 16  # distinct Q4_K blocks (9.4 MB), rolled for each tensor: random enough, and written at memory speed
-U32, F32, STRING, ARRAY, I32 = 4, 6, 8, 9, 5
+TILE_BLOCKS = 1 << 16  # distinct blocks; each tensor begins at another: random enough, and written at memory speed
+TILE_FLOATS = 1_000_003  # no multiple of a row, so that no two rows are equal
+U32, F32, STRING, ARRAY, I32, BOOL = 4, 6, 8, 9, 5, 7
+SHAPES = {
+    "qwen3moe": {"layers": 48, "embd": 2048, "ff": 768, "experts": 128, "used": 8, "heads": 32, "kv": 4, "hd": 128},
+    "gpt-oss": {"layers": 8, "embd": 2880, "ff": 2880, "experts": 128, "used": 4, "heads": 64, "kv": 8, "hd": 64},
+    # heads of hd + rope values, out of ranks q_rank and kv_rank
+    "deepseek2": {"layers": 9, "embd": 4096, "ff": 1024, "experts": 256, "used": 8, "heads": 32, "kv": 1, "hd": 128, "rope": 64,
+                  "q_rank": 1536, "kv_rank": 512, "dense": 1, "dense_ff": 8192},
+}
+COMMON = {"vocab": 32768, "ctx": 131072, "seed": 1}
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output")
-    shape = {"layers": 48, "embd": 2048, "ff": 768, "experts": 128, "used": 8, "heads": 32, "kv": 4, "hd": 128,
-             "vocab": 32768, "ctx": 131072, "seed": 1}
-    for name, default in shape.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    return parser.parse_args()
+    parser.add_argument("--arch", choices=SHAPES, default="qwen3moe")
+    names = {name for shape in SHAPES.values() for name in shape} | set(COMMON)
+    for name in sorted(names):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    a = parser.parse_args()
+    for name, default in {**SHAPES[a.arch], **COMMON}.items():
+        if getattr(a, name) is None:
+            setattr(a, name, default)
+    return a
 
 
 def text(value):
@@ -52,23 +70,81 @@ def vocabulary(size):
 def metadata(a):
     tokens, kinds, merges, specials = vocabulary(a.vocab)
     strings = lambda items: struct.pack("<IQ", STRING, len(items)) + b"".join(map(text, items))
-    numbers = lambda items: struct.pack("<IQ", I32, len(items)) + np.array(items, "<i4").tobytes()
+    numbers = lambda items: struct.pack("<IQ", I32, len(items)) + array.array("i", items).tobytes()
     u32, f32 = lambda value: struct.pack("<I", value), lambda value: struct.pack("<f", value)
-    p = "qwen3moe."
+    p = a.arch + "."
+    shape = {"block_count": a.layers, "context_length": a.ctx, "embedding_length": a.embd, "feed_forward_length": a.ff,
+             "attention.head_count": a.heads, "attention.head_count_kv": a.kv, "attention.key_length": a.hd,
+             "attention.value_length": a.hd, "expert_count": a.experts, "expert_used_count": a.used,
+             "expert_feed_forward_length": a.ff}
+    more = []
+    if a.arch == "gpt-oss":
+        shape["attention.sliding_window"] = 128
+    if a.arch == "deepseek2":
+        # What the cache holds of a token: the compressed part and the rotated one.
+        shape |= {"feed_forward_length": a.dense_ff, "attention.key_length": a.kv_rank + a.rope, "attention.value_length": a.kv_rank,
+                  "attention.key_length_mla": a.hd + a.rope, "attention.value_length_mla": a.hd, "attention.q_lora_rank": a.q_rank,
+                  "attention.kv_lora_rank": a.kv_rank, "rope.dimension_count": a.rope, "leading_dense_block_count": a.dense,
+                  "expert_shared_count": 1, "expert_gating_func": 2}
+        more = [(p + "expert_weights_scale", F32, f32(2.5)), (p + "expert_weights_norm", BOOL, b"\1")]
     return [
-        ("general.architecture", STRING, text("qwen3moe")), ("general.name", STRING, text("synthetic-moe")),
-        (p + "block_count", U32, u32(a.layers)), (p + "context_length", U32, u32(a.ctx)),
-        (p + "embedding_length", U32, u32(a.embd)), (p + "feed_forward_length", U32, u32(a.ff)),
-        (p + "attention.head_count", U32, u32(a.heads)), (p + "attention.head_count_kv", U32, u32(a.kv)),
-        (p + "attention.key_length", U32, u32(a.hd)), (p + "attention.value_length", U32, u32(a.hd)),
-        (p + "attention.layer_norm_rms_epsilon", F32, f32(1e-6)), (p + "rope.freq_base", F32, f32(1e6)),
-        (p + "expert_count", U32, u32(a.experts)), (p + "expert_used_count", U32, u32(a.used)),
-        (p + "expert_feed_forward_length", U32, u32(a.ff)),
+        ("general.architecture", STRING, text(a.arch)), ("general.name", STRING, text("synthetic-moe")),
+        *((p + name, U32, u32(value)) for name, value in shape.items()),
+        (p + "attention.layer_norm_rms_epsilon", F32, f32(1e-6)), (p + "rope.freq_base", F32, f32(1e6)), *more,
         ("tokenizer.ggml.model", STRING, text("gpt2")), ("tokenizer.ggml.pre", STRING, text("default")),
         ("tokenizer.ggml.tokens", ARRAY, strings(tokens)), ("tokenizer.ggml.token_type", ARRAY, numbers(kinds)),
         ("tokenizer.ggml.merges", ARRAY, strings(merges)),
         ("tokenizer.ggml.eos_token_id", U32, u32(specials + 2)), ("tokenizer.ggml.bos_token_id", U32, u32(specials)),
     ]
+
+
+def attention(a, blk):
+    yield blk + "attn_norm.weight", "f32", (a.embd,)
+    if a.arch == "deepseek2":
+        yield blk + "attn_q_a.weight", "q8_0", (a.embd, a.q_rank)
+        yield blk + "attn_q_a_norm.weight", "f32", (a.q_rank,)
+        yield blk + "attn_q_b.weight", "q8_0", (a.q_rank, a.heads * (a.hd + a.rope))
+        yield blk + "attn_kv_a_mqa.weight", "q8_0", (a.embd, a.kv_rank + a.rope)
+        yield blk + "attn_kv_a_norm.weight", "f32", (a.kv_rank,)
+        yield blk + "attn_k_b.weight", "q8_0", (a.hd, a.kv_rank, a.heads)
+        yield blk + "attn_v_b.weight", "q8_0", (a.kv_rank, a.hd, a.heads)
+    else:
+        yield blk + "attn_q.weight", "q8_0", (a.embd, a.heads * a.hd)
+        yield blk + "attn_k.weight", "q8_0", (a.embd, a.kv * a.hd)
+        yield blk + "attn_v.weight", "q8_0", (a.embd, a.kv * a.hd)
+    yield blk + "attn_output.weight", "q8_0", (a.heads * a.hd, a.embd)
+    if a.arch == "qwen3moe":
+        yield blk + "attn_q_norm.weight", "f32", (a.hd,)
+        yield blk + "attn_k_norm.weight", "f32", (a.hd,)
+    if a.arch == "gpt-oss":
+        yield blk + "attn_output.bias", "f32", (a.embd,)
+        yield blk + "attn_sinks.weight", "f32", (a.heads,)
+        yield blk + "post_attention_norm.weight", "f32", (a.embd,)
+    else:
+        yield blk + "ffn_norm.weight", "f32", (a.embd,)
+
+
+def feed_forward(a, blk, layer):
+    if a.arch == "deepseek2" and layer < a.dense:
+        yield blk + "ffn_gate.weight", "q8_0", (a.embd, a.dense_ff)
+        yield blk + "ffn_up.weight", "q8_0", (a.embd, a.dense_ff)
+        yield blk + "ffn_down.weight", "q8_0", (a.dense_ff, a.embd)
+        return
+    kind = "mxfp4" if a.arch == "gpt-oss" else "q4_K"
+    yield blk + "ffn_gate_inp.weight", "f32", (a.embd, a.experts)
+    yield blk + "ffn_gate_exps.weight", kind, (a.embd, a.ff, a.experts)
+    yield blk + "ffn_up_exps.weight", kind, (a.embd, a.ff, a.experts)
+    yield blk + "ffn_down_exps.weight", kind, (a.ff, a.embd, a.experts)
+    if a.arch == "gpt-oss":
+        yield blk + "ffn_gate_inp.bias", "f32", (a.experts,)
+        yield blk + "ffn_gate_exps.bias", "f32", (a.ff, a.experts)
+        yield blk + "ffn_up_exps.bias", "f32", (a.ff, a.experts)
+        yield blk + "ffn_down_exps.bias", "f32", (a.embd, a.experts)
+    if a.arch == "deepseek2":
+        yield blk + "exp_probs_b.bias", "f32", (a.experts,)
+        yield blk + "ffn_gate_shexp.weight", "q8_0", (a.embd, a.ff)
+        yield blk + "ffn_up_shexp.weight", "q8_0", (a.embd, a.ff)
+        yield blk + "ffn_down_shexp.weight", "q8_0", (a.ff, a.embd)
 
 
 def tensors(a):
@@ -77,52 +153,55 @@ def tensors(a):
     yield "output.weight", "q8_0", (a.embd, a.vocab)
     for layer in range(a.layers):
         blk = f"blk.{layer}."
-        yield blk + "attn_norm.weight", "f32", (a.embd,)
-        yield blk + "attn_q.weight", "q8_0", (a.embd, a.heads * a.hd)
-        yield blk + "attn_k.weight", "q8_0", (a.embd, a.kv * a.hd)
-        yield blk + "attn_v.weight", "q8_0", (a.embd, a.kv * a.hd)
-        yield blk + "attn_output.weight", "q8_0", (a.heads * a.hd, a.embd)
-        yield blk + "attn_q_norm.weight", "f32", (a.hd,)
-        yield blk + "attn_k_norm.weight", "f32", (a.hd,)
-        yield blk + "ffn_norm.weight", "f32", (a.embd,)
-        yield blk + "ffn_gate_inp.weight", "f32", (a.embd, a.experts)
-        yield blk + "ffn_gate_exps.weight", "q4_K", (a.embd, a.ff, a.experts)
-        yield blk + "ffn_up_exps.weight", "q4_K", (a.embd, a.ff, a.experts)
-        yield blk + "ffn_down_exps.weight", "q4_K", (a.ff, a.embd, a.experts)
+        yield from attention(a, blk)
+        yield from feed_forward(a, blk, layer)
 
 
 def byte_size(kind, shape):
     _, values, size = TYPES[kind]
-    return int(np.prod(shape, dtype=np.int64)) // values * size
+    return math.prod(shape) // values * size
 
 
-def random_blocks(rng, count, size, *scales):
-    """Blocks of random bytes that start with the given half-precision scales, small enough to keep activations finite."""
-    blocks = rng.integers(0, 256, (count, size), dtype=np.uint8)
-    for i, scale in enumerate(scales):
-        blocks[:, 2 * i:2 * i + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
-    return blocks
+def blocks(rng, kind, embd):
+    """Blocks of random bytes that start with scales of a size that keeps activations finite."""
+    size = TYPES[kind][2]
+    tile = bytearray(rng.randbytes(TILE_BLOCKS * size))
+    if kind == "mxfp4":  # one exponent: values of about 1/sqrt(embd)
+        middle = 127 - round(math.log2(math.sqrt(embd))) - 1
+        tile[0::size] = bytes(rng.choices((middle - 1, middle, middle), k=TILE_BLOCKS))
+        return tile
+    for i, scale in enumerate({"q4_K": (1e-4, 7.5e-4), "q8_0": (2.7e-4,)}[kind]):
+        low, high = struct.pack("<e", scale)
+        tile[2 * i::size], tile[2 * i + 1::size] = bytes([low]) * TILE_BLOCKS, bytes([high]) * TILE_BLOCKS
+    return tile
 
 
-def write_tensor(out, rng, tile, name, kind, shape):
+def write_from(out, tile, start, size):
+    view = memoryview(tile)
+    while size > 0:
+        piece = view[start:start + size]
+        out.write(piece)
+        size -= len(piece)
+        start = 0
+
+
+def write_tensor(out, rng, tiles, name, kind, shape):
     size = byte_size(kind, shape)
-    if kind == "q4_K":
-        data = memoryview(np.roll(tile, int(rng.integers(TILE_BLOCKS)), axis=0).tobytes())
-        while size > 0:
-            piece = min(size, len(data))
-            out.write(data[:piece])
-            size -= piece
-    elif kind == "q8_0":
-        out.write(random_blocks(rng, size // 34, 34, 2.7e-4).tobytes())
-    elif name.endswith("gate_inp.weight"):
-        out.write((rng.standard_normal(shape[::-1], dtype=np.float32) / np.float32(np.sqrt(shape[0]))).tobytes())
+    if kind != "f32":
+        write_from(out, tiles[kind], rng.randrange(TILE_BLOCKS) * TYPES[kind][2], size)
+    elif "norm" in name:
+        out.write(struct.pack("<f", 1.0) * math.prod(shape))
     else:
-        out.write(np.ones(shape, np.float32).tobytes())
+        spread = 1 / math.sqrt(shape[0]) if name.endswith("gate_inp.weight") else 1.0 if "sinks" in name else 0.1
+        start = rng.randrange(TILE_FLOATS)
+        if spread not in tiles:
+            tiles[spread] = array.array("f", (spread * value for value in tiles["f32"])).tobytes()
+        write_from(out, tiles[spread], 4 * start, size)
 
 
 def main():
     a = arguments()
-    rng = np.random.default_rng(a.seed)
+    rng = random.Random(a.seed)
     records, offsets, offset = b"", [], 0
     listed = list(tensors(a))
     for name, kind, shape in listed:
@@ -138,10 +217,11 @@ def main():
         out.write(records)
         out.write(bytes(-out.tell() % ALIGNMENT))
         base = out.tell()
-        tile = random_blocks(rng, TILE_BLOCKS, 144, 1e-4, 7.5e-4)
+        tiles = {kind: blocks(rng, kind, a.embd) for kind in {kind: 0 for _, kind, _ in listed} if kind != "f32"}
+        tiles["f32"] = [rng.gauss(0.0, 1.0) for _ in range(TILE_FLOATS)]
         for (name, kind, shape), start in zip(listed, offsets):
             out.write(bytes(base + start - out.tell()))
-            write_tensor(out, rng, tile, name, kind, shape)
+            write_tensor(out, rng, tiles, name, kind, shape)
         out.write(bytes(base + offset - out.tell()))
     print(f"{a.output}: {offset >> 20} MiB")
 

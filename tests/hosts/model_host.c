@@ -5,6 +5,7 @@
 //   model_host each DEVICES LIST LOGS             run each model of the file LIST (a path a line) in a process of its own, whose
 //                                                 output goes to LOGS/NUMBER; print how each ended: NUMBER exit STATUS, or
 //                                                 NUMBER signal SIGNAL; a model that runs leaves a line "logits HASH"
+//   model_host pair THREADS DEVICES MODEL OUT     write logits of a model before, while and after a second one lies beside it
 //   model_host load MODE DEVICES MODEL            print the microseconds that loading takes, of processor time and of
 //                                                 wall time (MODE: none or mmap)
 // DEVICES: names separated by commas, or "cpu". Weights are never repacked, as with -nr.
@@ -102,6 +103,49 @@ static int logits(int threads, const char * devices, const char * path, const ch
     }
     llama_model_free(model);
     return ok;
+}
+
+static struct llama_context * context_of(struct llama_model * model, int threads, int size) {
+    struct llama_context_params params = llama_context_default_params();
+    params.n_ctx = (uint32_t) size;
+    params.n_threads = threads;
+    params.n_threads_batch = threads;
+    return model == NULL ? NULL : llama_init_from_model(model, params);
+}
+
+// A prompt, then single tokens with a pause after each.
+static int talk(struct llama_context * context, int vocabulary, int tokens, int pause_ms, FILE * out) {
+    llama_memory_clear(llama_get_memory(context), true);
+    int ok = decode(context, vocabulary, 0, PROMPT, out);
+    for (int i = 0; ok && i < tokens; i++) {
+        ok = decode(context, vocabulary, PROMPT + i, 1, out);
+        usleep((useconds_t) pause_ms * 1000);
+    }
+    return ok;
+}
+
+// A draft model: loaded when the first one has answered, in the same memory. Its context goes first, then the model.
+static int pair(int threads, const char * devices, const char * path, const char * out_path) {
+    struct llama_model * models[2] = { load(path, devices, LLAMA_LOAD_MODE_NONE, NULL), NULL };
+    struct llama_context * first = context_of(models[0], threads, 256);
+    FILE * out = fopen(out_path, "wb");
+    if (first == NULL || out == NULL) {
+        return 0;
+    }
+    int vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(models[0]));
+    int ok = talk(first, vocabulary, 100, 1, out);
+    models[1] = load(path, devices, LLAMA_LOAD_MODE_NONE, NULL);
+    struct llama_context * second = context_of(models[1], threads, 2048);
+    for (int turn = 0; ok && turn < 2; turn++) {
+        ok = second != NULL && talk(second, vocabulary, 20, 0, out) && talk(first, vocabulary, 60, 2, out);
+    }
+    llama_free(second);
+    ok = ok && talk(first, vocabulary, 95, 36, out);
+    llama_model_free(models[1]);
+    ok = ok && talk(first, vocabulary, 100, 1, out);
+    llama_free(first);
+    llama_model_free(models[0]);
+    return fclose(out) == 0 && ok;
 }
 
 // One model of many, on one thread, in a process that does nothing else.
@@ -262,6 +306,8 @@ int main(int argc, char ** argv) {
         ok = cancel(argv[2], argv[3], argv[4]);
     } else if (argc == 6 && strcmp(argv[1], "logits") == 0) {
         ok = logits(atoi(argv[2]), argv[3], argv[4], argv[5]);
+    } else if (argc == 6 && strcmp(argv[1], "pair") == 0) {
+        ok = pair(atoi(argv[2]), argv[3], argv[4], argv[5]);
     } else if (argc == 5 && strcmp(argv[1], "each") == 0) {
         ok = each(argv[2], argv[3], argv[4]);
     } else {

@@ -9,9 +9,15 @@ use crate::support::{fixture, fixture_model, text};
 
 /// Runs llama-perplexity over the first chunks of the held-out text.
 pub(crate) fn perplexity(side: Side<'_>, threads: u32, chunks: u32, more: &[&str]) -> Finished {
+    perplexity_within(Duration::from_secs(120), side, threads, chunks, more)
+}
+
+/// The same with another time limit; 0 chunks are all of the text.
+pub(crate) fn perplexity_within(limit: Duration, side: Side<'_>, threads: u32, chunks: u32, more: &[&str]) -> Finished {
+    let chunks = if chunks == 0 { "-1".to_owned() } else { chunks.to_string() };
     let mut command = tool("llama-perplexity", side, &fixture_model(), threads);
-    command.args(["-f", text(&fixture("eval.txt")), "-c", "512", "--chunks", &chunks.to_string()]).args(more);
-    run(&mut command, Duration::from_secs(120)).success()
+    command.args(["-f", text(&fixture("eval.txt")), "-c", "512", "--chunks", &chunks]).args(more);
+    run(&mut command, limit).success()
 }
 
 /// The figures of all chunks, then the final one with its error.

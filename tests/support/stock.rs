@@ -90,7 +90,9 @@ pub fn command(path: &Path, side: Side<'_>) -> Command {
     // Where a debugger is installed, ggml's abort starts one, which may take minutes to say what nobody reads here.
     command.env("GGML_NO_BACKTRACE", "1");
     if let Side::Plugin { keys, .. } = side {
-        command.env("GGML_BACKEND_PATH", plugin()).env("GGML_MOE", keys);
+        // What one run learned must not change the next one, nor a file of whoever runs the tests.
+        let remembers = if keys.contains("state-file") { "" } else { ";state-file=off" };
+        command.env("GGML_BACKEND_PATH", plugin()).env("GGML_MOE", format!("{keys}{remembers}"));
         if keys.contains(LATE) {
             be_late(&mut command, keys);
         }

@@ -16,7 +16,7 @@ use super::{behind, event, put};
 use crate::backend::{Backend, BackendError};
 use crate::buffer::{Buffer, BufferError};
 use crate::device::Device;
-use crate::telemetry::log;
+use crate::telemetry::{Busy, log};
 
 impl Kind for Backend {
     const TAG: u64 = 0x4d6f_4542_6163_0006;
@@ -260,6 +260,7 @@ unsafe fn is_ours(backend: *mut api3::ggml_backend) -> bool {
 
 unsafe extern "C" fn synchronize(backend: *mut api3::ggml_backend) {
     let body = |backend: &Backend| {
+        let _busy = Busy::new();
         backend.synchronize();
         Ok::<_, CallError>(())
     };

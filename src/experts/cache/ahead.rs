@@ -16,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 use super::arena::ZERO_SLOTS;
-use super::engine::{BlockRun, EngineError, Outcome, Work, passport};
+use super::engine::{BlockRun, EngineError, Outcome, Work, passport, since_ns};
 use super::lane::{Lane, MOST_PAIRS};
 use super::{Cache, Candidate};
 use crate::abi::inner;
@@ -24,7 +24,7 @@ use crate::abi::own::{F32, Form, I32, OwnTensor};
 use crate::abi::tensor::{Patch, Tensor};
 use crate::device::Device;
 use crate::experts::residency::Reader;
-use crate::experts::shape::{Block, GroupId};
+use crate::experts::shape::{Block, GroupId, Shape};
 
 /// The most tokens of such a block: device kernels for more may rely on a token using no expert twice, and missed experts share slots.
 const MOST_TOKENS: i64 = 4;
@@ -91,6 +91,17 @@ impl Cache {
     /// Where the slots of a group's experts begin in the table.
     fn table_at(&self, group: GroupId) -> usize {
         self.policy.shape().block(group, 0).map_or(0, Block::index)
+    }
+
+    /// Blocks moved: the next graph finds all of them anew.
+    pub(super) fn renew_whole_table(&mut self) {
+        self.changed = Self::all_blocks(self.policy.shape());
+    }
+
+    /// All blocks of a model.
+    pub(super) fn all_blocks(shape: &Shape) -> Vec<Block> {
+        let groups = u32::try_from(shape.groups().len()).unwrap_or(0);
+        (0..groups).flat_map(|group| shape.blocks_of(GroupId(group))).collect()
     }
 
     /// Writes the slots of blocks that came or left into the table, as this graph sees them.
@@ -203,9 +214,11 @@ impl Cache {
         let &Operands { group, down, input, used, tokens, row, rows, .. } = operands;
         let pairs = used * tokens;
         let place = self.lane.arrivals(run.number);
+        let begin = Instant::now();
         Self::arrive(run.inner, place, pairs);
+        let wait_ns = since_ns(begin);
         // What the device did before this part is done.
-        let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, ..Outcome::default() };
+        let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, wait_ns, ..Outcome::default() };
         let experts = self.policy.shape().groups()[group.0 as usize].experts;
         let mut chosen = Vec::with_capacity(pairs);
         let mut missed = Vec::new();
@@ -235,10 +248,12 @@ impl Cache {
         let weights = &self.weights[group.0 as usize];
         let work = Work::new(weights, &missed, used, per_pair);
         let job = self.job(weights, &work, (row * size_of::<f32>(), down.nb()[1]));
+        let begin = Instant::now();
         // SAFETY: the weights lie in RAM of the model for as long as the cache is current; inputs have arrived, outputs are the lane's own
         // and large enough; both stay until the ticket was waited for, and each pair has a row of its own.
         let ticket = unsafe { self.team.start(&job) }?;
         ticket.wait()?;
+        outcome.team_ns = since_ns(begin);
         outcome.cpu_bytes = work.bytes;
         self.merge(run, down, &missed, used)?;
         Ok(outcome)

@@ -15,6 +15,7 @@
 
 use core::ffi::c_void;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::arena::ZERO_SLOTS;
 use super::lane::MOST_PAIRS;
@@ -28,7 +29,6 @@ use crate::cpu::shape::{After, Group, Job, JobError, Matrix, Pair, Shape, Table}
 use crate::device::Device;
 use crate::experts::residency::Reader;
 use crate::experts::shape::GroupId;
-use crate::gpu::{Place, Rows};
 
 /// A block could not be computed.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +56,10 @@ pub(crate) struct Outcome {
     pub(crate) cpu_bytes: u64,
     /// Bytes whose upload began.
     pub(crate) upload_bytes: u64,
+    /// Time in the wait for ids and rows.
+    pub(crate) wait_ns: u64,
+    /// Time from giving misses to the team until they were done.
+    pub(crate) team_ns: u64,
 }
 
 /// A block about to run.
@@ -110,12 +114,14 @@ impl Cache {
         unsafe {
             run.inner.read_async(memory(input)?, input.data(), self.lane.inputs().cast(), input.bytes());
         }
+        let waits = Instant::now();
         run.inner.synchronize();
+        let wait_ns = since_ns(waits);
         if run.device.poisons() {
             self.lane.poison_results();
         }
         retired.clear();
-        let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, ..Outcome::default() };
+        let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, wait_ns, ..Outcome::default() };
 
         let experts = self.read_ids(group, ids, used, tokens)?;
         self.policy.note_use(group, experts.iter().copied());
@@ -128,6 +134,7 @@ impl Cache {
         outcome.cpu_bytes = work.bytes;
         let job = self.job(weights, &work, (input.nb()[1], down.nb()[1]));
         let team = Arc::clone(&self.team);
+        let given = Instant::now();
         let ticket = if missed.is_empty() {
             None
         } else {
@@ -153,6 +160,7 @@ impl Cache {
         retired.push(read.retire());
         if let Some(ticket) = ticket {
             ticket.wait()?;
+            outcome.team_ns = since_ns(given);
         }
         self.merge(run, down, &missed, used)?;
         Ok((status, outcome))
@@ -282,6 +290,10 @@ impl Cache {
     }
 }
 
+pub(super) fn since_ns(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// The lists of a job.
 pub(super) struct Work {
     groups: Vec<Group>,
@@ -317,7 +329,7 @@ unsafe impl Send for Weights {}
 unsafe impl Sync for Weights {}
 
 impl Weights {
-    fn of(&self, expert: u32) -> Group {
+    pub(super) fn of(&self, expert: u32) -> Group {
         let at = |weight: &Weight| {
             core::ptr::with_exposed_provenance::<u8>(weight.address + expert as usize * weight.expert_bytes)
         };
@@ -345,29 +357,6 @@ fn ids_bytes(ids: Tensor<'_>) -> usize {
 pub(super) fn input_bytes(product: Tensor<'_>) -> usize {
     product.source(1).map_or(0, |input| input.nb()[2])
 }
-
-/// Copies an expert's matrix to its slot.
-pub(super) fn upload(device: &Device, target: Place<'_>, source: usize, bytes: usize) -> Result<(), BufferError> {
-    let source = core::ptr::with_exposed_provenance::<c_void>(source);
-    // SAFETY: the bytes lie in RAM of the model, which stays while the cache is current; it is dropped, and the driver waited for, before.
-    let whole = unsafe { device.driver().upload(target, source, Rows::one(bytes)) };
-    if whole.is_ok() {
-        return Ok(());
-    }
-    // CUDA refuses a copy from memory of which a part is registered, as it is while registration goes on behind us.
-    let mut done = 0;
-    while done < bytes {
-        let piece = TAKEN_BYTES.min(bytes - done);
-        let place = Place { address: target.address + done, ..target };
-        // SAFETY: as above.
-        unsafe { device.driver().upload_taking(place, source.wrapping_byte_add(done), Rows::one(piece)) }?;
-        done += piece;
-    }
-    Ok(())
-}
-
-/// What drivers take into memory of their own at once.
-const TAKEN_BYTES: usize = 256 << 10;
 
 pub(super) fn passport(tensor: Tensor<'_>) -> Option<Passport> {
     tensor.our_buffer()?.memory().map(|memory| memory.passport())

@@ -10,32 +10,45 @@
 mod ahead;
 mod arena;
 mod engine;
+mod identity;
 mod lane;
+mod learned;
+mod pace;
 pub(crate) mod pattern;
 mod poison;
+mod pools;
+mod rates;
+mod report;
+mod resize;
+mod steering;
+mod uploads;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::HostMemory;
-use super::heat::Heat;
-use super::policy::{Admission, Policy, Pool, Settings};
+use super::policy::{Admission, Policy, Pool};
 use super::residency::{LoadError, Reader, Residency, State};
 use super::shape::{Block, Group, GroupId, Shape};
 use crate::abi::tensor::Tensor;
 use crate::buffer::{Buffer, BufferError};
+use crate::config::{AllocationKind, CacheSize};
 use crate::cpu::team::{self, Team};
-use crate::device::Device;
-use crate::gpu::{Mark, Place};
+use crate::device::{CacheRoom, Device};
+use crate::gpu::{DriverError, Mark, Place};
 use crate::graph::TensorKey;
+use crate::memory::{Lease, Use};
 use crate::telemetry::log;
 
 use arena::{Matrix, PoolMemory};
+use identity::Identity;
 use lane::Lane;
 use pattern::Pattern;
+use steering::Steering;
 
 pub(crate) use ahead::Staged;
 pub(crate) use engine::{BlockRun, EngineError, Outcome, suits};
+pub(crate) use resize::ResizeError;
 
 /// The largest number of tokens that a graph may have for its blocks to be computed by the cache: what device kernels for single
 /// rows take.
@@ -68,6 +81,8 @@ struct Weights {
 struct Upload {
     block: Block,
     mark: Box<dyn Mark>,
+    /// How many graphs had ended when it began.
+    graph: u64,
 }
 
 /// The cache of one device, for one model.
@@ -76,6 +91,8 @@ pub(crate) struct Cache {
     groups: HashMap<TensorKey, GroupId>,
     weights: Vec<Weights>,
     pools: Vec<PoolMemory>,
+    /// The pools' bytes.
+    lease: Lease,
     policy: Policy,
     residency: Residency,
     uploads: VecDeque<Upload>,
@@ -92,8 +109,15 @@ pub(crate) struct Cache {
     table_is_old: bool,
     team: Arc<Team>,
     replay: Option<Replay>,
+    /// Graphs that ended.
+    graph: u64,
+    /// Bytes whose upload began outside of what is counted.
+    uncounted_bytes: u64,
+    steering: Steering,
     /// Slots that were poisoned since they were written (`debug-poison`).
     poisoned: HashSet<(u16, u32)>,
+    moved: report::Moved,
+    expected_hits: f64,
 }
 
 /// A simulated routing that replaces the model's, for benchmarks.
@@ -145,29 +169,30 @@ pub(crate) enum NoCache {
     /// Memory is missing.
     #[error("no memory for it on {0}")]
     NoMemory(String),
+    /// There is not enough memory beside what others have; later there may be.
+    #[error("no room for it yet")]
+    NoRoom,
     #[error(transparent)]
     Buffer(#[from] BufferError),
 }
 
 impl Cache {
-    /// A cache for the blocks of one graph, with at most `bytes` bytes of the device.
-    pub(crate) fn new(
-        device: &Device,
-        nodes: &[Tensor<'_>],
-        blocks: &[Candidate],
-        bytes: usize,
-    ) -> Result<Self, NoCache> {
+    /// A cache for the blocks of one graph.
+    pub(crate) fn new(device: &Device, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Result<Self, NoCache> {
         let team = team::shared(device.team_options())
             .map_err(|error| NoCache::Unsuitable(format!("no threads for experts in RAM ({error})")))?;
         let mut kinds: Vec<Vec<Matrix>> = Vec::new();
         let mut groups = Vec::new();
         let mut weights = Vec::new();
         let mut keys = HashMap::new();
+        let (mut identity, mut names) = (Identity::new(), Vec::new());
         let mut lane =
             lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len(), experts: 0, most_experts: 0 };
         for block in blocks {
             let tensors = planes(nodes, block)?;
-            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(*weight)).collect();
+            tensors.iter().for_each(|weight| identity.add_weight(*weight));
+            names.push(tensors.first().map_or_else(String::new, Tensor::name));
+            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(device, *weight)).collect();
             let pool = kinds.iter().position(|known| *known == matrices).unwrap_or_else(|| {
                 kinds.push(matrices);
                 kinds.len() - 1
@@ -193,18 +218,29 @@ impl Cache {
             lane.inputs = lane.inputs.max(engine::input_bytes(nodes[block.pattern.up.product]) * tokens);
             lane.outputs = lane.outputs.max(down.nb()[1] * used * tokens);
         }
+        let lane = Lane::new(device, lane)?; // before the rest of the memory is asked for
+        let slots_bytes = match device.cache_size() {
+            CacheSize::SlotsPerLayer(slots) => Self::bytes_for(device, nodes, blocks, slots),
+            CacheSize::Auto | CacheSize::Off | CacheSize::Mib(_) => 0,
+        };
+        let room = device.cache_room(slots_bytes).ok_or(NoCache::NoRoom)?;
+        let kinds = split(device, &mut groups, kinds, room.most);
+        weights.iter_mut().zip(&groups).for_each(|(weights, group)| weights.pool = group.pool);
         let shape = Shape::new(groups).map_err(|error| NoCache::Unsuitable(error.to_string()))?;
-        let pools = pools(device, &shape, &kinds, bytes)?;
+        let (pools, lease) = pools(device, &shape, &kinds, room)?;
         let sizes: Vec<Pool> = pools
             .iter()
             .zip(&kinds)
-            .map(|(pool, matrices)| Pool { slots: pool.slots, block_bytes: PoolMemory::block_bytes(matrices) as u64 })
+            .map(|(pool, matrices)| Pool {
+                slots: pool.opened(),
+                block_bytes: PoolMemory::block_bytes(matrices) as u64,
+            })
             .collect();
         let mut residency = Residency::new(&shape);
         for (number, pool) in (0_u16..).zip(&pools) {
-            residency.set_slots(number, pool.slots);
+            residency.set_slots(number, pool.opened());
         }
-        let heat = Heat::new(shape.blocks());
+        let (steering, heat) = Steering::new(device, &shape, identity, names);
         let replay = device.replay().and_then(|preset| Replay::new(preset, &shape));
         if let Some(preset) = device.replay() {
             let how = if replay.is_some() { "REPLACED BY" } else { "NOT REPLACED (OTHER SHAPE) BY" };
@@ -214,46 +250,61 @@ impl Cache {
                 preset.name
             ));
         }
-        let lane = Lane::new(device, lane)?;
-        let groups_len = u32::try_from(shape.groups().len()).unwrap_or(0);
         let mut cache = Self {
             model_epoch: device.model_epoch(),
             runs_ahead: Self::may_run_ahead(&lane, device),
-            changed: (0..groups_len).flat_map(|group| shape.blocks_of(GroupId(group))).collect(),
+            changed: Self::all_blocks(&shape),
             table_is_old: true,
             groups: keys,
             weights,
-            policy: Policy::new(shape, &sizes, Settings::default(), heat),
+            policy: Policy::new(shape, &sizes, pace::policy_settings(device.expert_settings()), heat),
             residency,
             pools,
+            lease,
             uploads: VecDeque::new(),
             waiting: VecDeque::new(),
             reader: None,
             lane,
             team,
             replay,
+            graph: 0,
+            uncounted_bytes: 0,
+            steering,
             poisoned: HashSet::new(),
+            moved: report::Moved::default(),
+            expected_hits: 0.0,
         };
         cache.poison_free(device)?;
-        cache.announce(device, bytes);
+        cache.announce(device, room.may);
+        cache.set_out(device);
         Ok(cache)
     }
 
-    fn announce(&self, device: &Device, bytes: usize) {
-        let slots: u32 = self.pools.iter().map(|pool| pool.slots).sum();
-        let blocks = self.policy.shape().blocks();
-        log::notice(&format!(
-            "{}: cache of {} MiB on {}: {slots} of {blocks} experts ({:.0}%)",
-            device.label(),
-            bytes >> 20,
-            device.inner_name,
-            100.0 * f64::from(slots) / blocks.max(1) as f64,
-        ));
+    /// The bytes that so many slots for each layer take, with the slots of zeros of each pool.
+    pub(crate) fn bytes_for(device: &Device, nodes: &[Tensor<'_>], blocks: &[Candidate], slots: u32) -> usize {
+        let mut kinds: Vec<Vec<Matrix>> = Vec::new();
+        let mut bytes = 0;
+        for block in blocks {
+            let Ok(tensors) = planes(nodes, block) else { continue };
+            let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(device, *weight)).collect();
+            let experts = tensors.first().and_then(|weight| usize::try_from(weight.ne()[2]).ok()).unwrap_or(0);
+            bytes += PoolMemory::block_bytes(&matrices) * experts.min(slots as usize);
+            if !kinds.contains(&matrices) {
+                bytes += PoolMemory::block_bytes(&matrices) * arena::ZERO_SLOTS as usize;
+                kinds.push(matrices);
+            }
+        }
+        bytes
     }
 
     /// Whether it was made for what lies in memory now.
     pub(crate) fn is_current(&self, device: &Device) -> bool {
         self.model_epoch == device.model_epoch()
+    }
+
+    /// Blocks that it was made for.
+    pub(crate) fn blocks(&self) -> usize {
+        self.groups.len()
     }
 
     /// The number of a block's weights, by its last product.
@@ -284,6 +335,7 @@ impl Cache {
 
     /// A graph starts: what was loaded meanwhile can be seen by it.
     pub(crate) fn start(&mut self) -> Result<Reader, BufferError> {
+        self.begin_step();
         while let Some(upload) = self.uploads.front() {
             if !upload.mark.is_reached()? {
                 break;
@@ -308,6 +360,7 @@ impl Cache {
         }
         self.poison_free(device)?;
         let mut bytes = 0;
+        let timing = self.time_uploads(device, self.waiting.iter().copied())?;
         for _ in 0..self.waiting.len() {
             let Some(block) = self.waiting.pop_front() else { break };
             match self.residency.load(block) {
@@ -316,6 +369,7 @@ impl Cache {
                 Err(LoadError::Present) => {}
             }
         }
+        self.stop_timing(device, timing, bytes)?;
         Ok(bytes)
     }
 
@@ -329,11 +383,15 @@ impl Cache {
         if self.uploads.len() + self.waiting.len() < 2 * PRELOAD_PER_STEP {
             admissions.extend_from_slice(self.policy.preload(PRELOAD_PER_STEP));
         }
-        let mut bytes = 0;
+        let mut bytes = std::mem::take(&mut self.uncounted_bytes);
+        self.end_step(tokens);
+        let timing = self.time_uploads(device, admissions.iter().map(|admission| admission.block))?;
+        let before = bytes;
         for admission in admissions {
             if let Some(evicted) = admission.evicts {
                 self.residency.leave(evicted);
                 self.changed.push(evicted);
+                self.moved.evictions += 1;
             }
             match self.residency.load(admission.block) {
                 Ok(slot) => bytes += self.upload(device, admission.block, slot.0)?,
@@ -341,6 +399,7 @@ impl Cache {
                 Err(LoadError::Present) => {}
             }
         }
+        self.stop_timing(device, timing, bytes - before)?;
         Ok(bytes)
     }
 
@@ -352,10 +411,11 @@ impl Cache {
         let mut bytes = 0;
         for (plane, weight) in pool.planes.iter().zip(&weights.matrices) {
             let source = weight.address + expert as usize * weight.expert_bytes;
-            engine::upload(device, plane.place(slot), source, weight.expert_bytes)?;
+            uploads::upload(device, plane.place(slot), source, weight.expert_bytes)?;
             bytes += weight.expert_bytes as u64;
         }
-        self.uploads.push_back(Upload { block, mark: device.driver().mark()? });
+        self.moved.uploads += 1;
+        self.uploads.push_back(Upload { block, mark: device.driver().mark()?, graph: self.graph });
         Ok(bytes)
     }
 }
@@ -393,32 +453,117 @@ fn host_memory(weight: Tensor<'_>) -> Option<&HostMemory> {
     weight.our_buffer().and_then(Buffer::host)
 }
 
-fn matrix(weight: Tensor<'_>) -> Matrix {
+fn matrix(device: &Device, weight: Tensor<'_>) -> Matrix {
+    if device.lends_contexts() {
+        // Vulkan's kernels take the distance of two experts from the shape of the weight, whatever its strides are.
+        return Matrix { type_: weight.type_(), bytes: weight.nb()[2], padding: 0, unit: 1, step: weight.nb()[0] };
+    }
     let host = crate::abi::host();
     let quantized = host.is_quantized(weight.type_());
     let unit = weight.nb()[0];
     let padding = if quantized { host.row_size(weight.type_(), ROW_PADDING) } else { 512 };
+    let step = unit;
     // Kernels for whole numbers of bytes load 16 at once.
     let unit = if quantized { unit } else { 16 };
-    Matrix { type_: weight.type_(), bytes: weight.nb()[2], padding, unit }
+    Matrix { type_: weight.type_(), bytes: weight.nb()[2], padding, unit, step }
+}
+
+/// Several pools for a kind of blocks of which kernels cannot find all that could be held in one. Returns the matrices of each pool.
+fn split(device: &Device, groups: &mut [Group], kinds: Vec<Vec<Matrix>>, bytes: usize) -> Vec<Vec<Matrix>> {
+    let largest = device.inner_buffer_type.max_size();
+    let experts = |number: usize| {
+        groups.iter().filter(|group| usize::from(group.pool) == number).map(|group| group.experts).sum::<u32>()
+    };
+    let whole: Vec<usize> = kinds
+        .iter()
+        .enumerate()
+        .map(|(number, kind)| experts(number) as usize * PoolMemory::block_bytes(kind))
+        .collect();
+    let kind = |(kind, bytes): (&Vec<Matrix>, usize)| pools::Kind {
+        wanted: u32::try_from(bytes / PoolMemory::block_bytes(kind).max(1)).unwrap_or(u32::MAX),
+        most: kind.iter().map(|matrix| matrix.most_slots(largest)).min().unwrap_or(0),
+    };
+    let limits: Vec<pools::Kind> = kinds.iter().zip(pools::divide(bytes, &whole)).map(kind).collect();
+    pools::split(groups, &limits).into_iter().map(|kind| kinds[kind].clone()).collect()
 }
 
 /// Divides the memory among the pools by what all their blocks would take.
-fn pools(device: &Device, shape: &Shape, kinds: &[Vec<Matrix>], bytes: usize) -> Result<Vec<PoolMemory>, NoCache> {
+fn pools(
+    device: &Device,
+    shape: &Shape,
+    kinds: &[Vec<Matrix>],
+    room: CacheRoom,
+) -> Result<(Vec<PoolMemory>, Lease), NoCache> {
+    let no_memory = || NoCache::NoMemory(device.inner_name.clone());
+    let lease = device.account().lease(Use::Arena, 0, None).ok_or_else(no_memory)?;
+    let largest = device.inner_buffer_type.max_size();
     let all = |pool: usize| -> usize {
         shape.groups().iter().filter(|group| usize::from(group.pool) == pool).map(|group| group.experts as usize).sum()
     };
-    let total: usize = kinds.iter().enumerate().map(|(pool, kind)| all(pool) * PoolMemory::block_bytes(kind)).sum();
-    let mut out = Vec::with_capacity(kinds.len());
-    for (pool, kind) in kinds.iter().enumerate() {
-        let zeros = arena::ZERO_SLOTS as usize * PoolMemory::block_bytes(kind);
-        let whole = all(pool) * PoolMemory::block_bytes(kind);
-        let room = (bytes as u128 * whole as u128) / total.max(1) as u128;
-        let room = usize::try_from(room).unwrap_or(usize::MAX);
-        let slots = room.saturating_sub(zeros) / PoolMemory::block_bytes(kind).max(1);
-        let slots = u32::try_from(slots.min(all(pool))).unwrap_or(u32::MAX);
-        let memory = PoolMemory::allocate(device, kind, slots, 1);
-        out.push(memory.ok_or_else(|| NoCache::NoMemory(device.inner_name.clone()))?);
+    let weight = |pool: usize| match device.cache_size() {
+        CacheSize::SlotsPerLayer(slots) => {
+            let of_pool = shape.groups().iter().filter(|group| usize::from(group.pool) == pool);
+            of_pool.map(|group| slots.min(group.experts) as usize).sum::<usize>() + arena::ZERO_SLOTS as usize
+        }
+        CacheSize::Auto | CacheSize::Off | CacheSize::Mib(_) => all(pool),
+    };
+    let whole: Vec<usize> =
+        kinds.iter().enumerate().map(|(pool, kind)| weight(pool) * PoolMemory::block_bytes(kind)).collect();
+    let (mut start, mut raised) = (room.start, false);
+    loop {
+        match allocate(device, kinds, &whole, largest, CacheRoom { start, ..room }) {
+            Ok(pools) => {
+                lease.resize(pools.iter().map(PoolMemory::bytes).sum());
+                return Ok((pools, lease));
+            }
+            Err(Some(DriverError::OutOfMemory)) if start > 0 => (start, raised) = (start / 10 * 9, true),
+            Err(None) if !raised => (start, raised) = (room.may, true), // the part to start with holds no block
+            Err(Some(DriverError::OutOfMemory)) => return Err(NoCache::NoRoom),
+            // With more memory there will be room, unless this is all that it shall ever have.
+            Err(None) if room.may < room.most => return Err(NoCache::NoRoom),
+            Err(None) => return Err(no_memory()),
+            Err(Some(error)) => return Err(BufferError::from(error).into()),
+        }
     }
+}
+
+/// The pools, with what there is to start with; `Err(None)` if that is not enough for a block.
+fn allocate(
+    device: &Device,
+    kinds: &[Vec<Matrix>],
+    whole: &[usize],
+    largest: usize,
+    room: CacheRoom,
+) -> Result<Vec<PoolMemory>, Option<DriverError>> {
+    let driver = device.driver();
+    let zeros: Vec<usize> =
+        kinds.iter().map(|kind| arena::ZERO_SLOTS as usize * PoolMemory::block_bytes(kind)).collect();
+    let [starts, mosts, limits] = [room.start, room.most, room.limit].map(|bytes| pools::parts(bytes, whole, &zeros));
+    let mut out = Vec::with_capacity(kinds.len());
+    for (number, kind) in kinds.iter().enumerate() {
+        if device.allocation_fails(AllocationKind::Device) {
+            return Err(Some(DriverError::OutOfMemory));
+        }
+        let (start, most) = (starts[number], mosts[number]);
+        let block = PoolMemory::block_bytes(kind).max(1);
+        let bound = kind.iter().map(|matrix| matrix.most_slots(largest) as usize).min().unwrap_or(0);
+        let slots = |bytes: usize| {
+            let slots =
+                (bytes / block).saturating_sub(arena::ZERO_SLOTS as usize).min(bound).min(whole[number] / block);
+            u32::try_from(slots).unwrap_or(u32::MAX)
+        };
+        let (least, all) = (slots(start), slots(most.max(start)));
+        if least == 0 {
+            return Err(None);
+        }
+        let mut pool = PoolMemory::reserve(driver, kind, all, least, device.may_resize())?;
+        let fits = pool.slots_for(start).filter(|slots| *slots > 0);
+        // A size that is smaller than the pieces of a driver's memory is rounded up to them, if there is room.
+        let rounded = || Some(least).filter(|slots| pool.bytes_for(*slots) <= limits[number]);
+        let open = if pool.is_elastic() { fits.or_else(rounded).ok_or(None)? } else { least };
+        pool.open(driver, open)?;
+        out.push(pool);
+    }
+    driver.synchronize()?;
     Ok(out)
 }

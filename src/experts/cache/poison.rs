@@ -17,7 +17,7 @@ impl Cache {
         for (number, pool) in (0..).zip(&self.pools) {
             for slot in self.residency.free_slots(number) {
                 if self.poisoned.insert((number, slot.0)) {
-                    pool.poison(device, slot.0)?;
+                    pool.poison(device.driver(), slot.0)?;
                 }
             }
         }

@@ -25,7 +25,7 @@ pub enum Reason {
     Slower,
     /// The cache gets another try.
     Retest,
-    /// The cache was tried again and is faster.
+    /// The cache is faster: it was tried again, or stock mode is slower than was expected.
     Faster,
 }
 
@@ -84,8 +84,13 @@ pub struct Governor {
     /// The measurement that is going on.
     trial: (u32, f64),
     retest_tokens: u32,
+    /// Tokens with the cache before stock mode is tried again, once it was not what it promised.
+    hold_tokens: u32,
 }
 
+/// How long the cache is kept at first after stock mode was not what it promised; doubled each time. Times change with what else the machine
+/// does, and every change moves experts.
+const FIRST_HOLD_TOKENS: u32 = 2_048;
 /// Weight of a new measurement against those before.
 const FRESH: f64 = 0.25;
 
@@ -101,6 +106,7 @@ impl Governor {
             age_tokens: 0,
             trial: (0, 0.0),
             retest_tokens: settings.retest_tokens,
+            hold_tokens: 0,
         }
     }
 
@@ -131,6 +137,22 @@ impl Governor {
         self.decide(retesting)
     }
 
+    /// What is measured from now on cannot be compared with what was (another number of tokens per graph): forgets all times. The mode
+    /// stays.
+    pub fn forget_times(&mut self) {
+        (self.cache, self.stock) = (Knowledge::default(), Knowledge::default());
+        self.trial = (0, 0.0);
+    }
+
+    /// The time per token of a mode in microseconds, as far as known, and whether it was measured.
+    pub fn time(&self, mode: Mode) -> Option<(f64, bool)> {
+        let knowledge = match mode {
+            Mode::Cache => self.cache,
+            Mode::Stock => self.stock,
+        };
+        knowledge.best().map(|us| (us, knowledge.measured_us.is_some()))
+    }
+
     /// The mode and why.
     pub fn now(&self) -> Verdict {
         Verdict { mode: self.mode, reason: self.reason }
@@ -144,25 +166,30 @@ impl Governor {
     }
 
     fn decide(&mut self, retesting: bool) -> Option<Verdict> {
-        let (cache, stock) = (self.cache.best()?, self.stock.best()?);
         let clear = 1.0 - self.settings.margin;
-        match self.mode {
-            Mode::Cache if retesting && cache < stock * clear => {
+        let held = self.age_tokens < self.hold_tokens;
+        let due = self.retest_tokens > 0 && self.age_tokens >= self.retest_tokens;
+        match (self.mode, self.cache.best(), self.stock.best()) {
+            (Mode::Cache, Some(cache), Some(stock)) if retesting && cache < stock * clear => {
                 self.retest_tokens = self.settings.retest_tokens;
                 self.reason = Reason::Faster;
                 Some(self.now())
             }
-            Mode::Cache if retesting || stock < cache * clear => {
+            (Mode::Cache, Some(cache), Some(stock)) if retesting || (stock < cache * clear && !held) => {
                 if retesting {
                     let doubled = self.retest_tokens.saturating_mul(2);
                     self.retest_tokens = doubled.min(self.settings.longest_retest_tokens);
                 }
                 Some(self.change(Mode::Stock, Reason::Slower))
             }
-            Mode::Stock if self.retest_tokens > 0 && self.age_tokens >= self.retest_tokens => {
-                Some(self.change(Mode::Cache, Reason::Retest))
+            // What sent us here, a prediction or an old time, was wrong.
+            (Mode::Stock, Some(cache), Some(stock)) if cache < stock * clear => {
+                let doubled = self.hold_tokens.saturating_mul(2).max(FIRST_HOLD_TOKENS);
+                self.hold_tokens = doubled.min(self.settings.longest_retest_tokens);
+                Some(self.change(Mode::Cache, Reason::Faster))
             }
-            Mode::Cache | Mode::Stock => None,
+            (Mode::Stock, _, _) if due => Some(self.change(Mode::Cache, Reason::Retest)),
+            (Mode::Cache | Mode::Stock, _, _) => None,
         }
     }
 
@@ -246,6 +273,40 @@ mod tests {
         let mut governor = Governor::new(GovernorSettings { retest_tokens: 0, ..GovernorSettings::default() });
         governor.predict(Mode::Stock, 1_000.0);
         assert_eq!(run(&mut governor, 200_000, |_, _| 5_000.0).len(), 1);
+    }
+
+    #[test]
+    fn a_wrong_prediction_is_taken_back_once() {
+        let mut governor = governor();
+        governor.predict(Mode::Stock, 7_000.0);
+        let us = |mode, _| if mode == Mode::Cache { 10_000.0 } else { 12_000.0 };
+        let verdicts = run(&mut governor, 20_000, us);
+        let reasons: Vec<Reason> = verdicts.iter().map(|(_, verdict)| verdict.reason).collect();
+        assert_eq!(reasons, [Reason::Slower, Reason::Faster]);
+        assert_eq!(governor.time(Mode::Stock), Some((12_000.0, true)));
+    }
+
+    #[test]
+    fn times_that_go_up_and_down_cause_few_changes() {
+        let mut governor = governor();
+        governor.predict(Mode::Stock, 9_000.0);
+        // Both modes take the same; the machine is slower now and then.
+        let us = |_, token: u32| if (token / 700).is_multiple_of(2) { 10_000.0 } else { 14_000.0 };
+        let verdicts = run(&mut governor, 50_000, us);
+        assert!(verdicts.len() <= 20, "{verdicts:?}");
+    }
+
+    #[test]
+    fn stock_mode_is_left_for_a_try_also_when_nothing_is_known() {
+        let mut governor = governor();
+        governor.predict(Mode::Stock, 8_000.0);
+        run(&mut governor, 200, |_, _| 10_000.0);
+        assert_eq!(governor.now().mode, Mode::Stock);
+        governor.forget_times();
+        assert_eq!((governor.time(Mode::Cache), governor.time(Mode::Stock)), (None, None));
+        let verdicts = run(&mut governor, 2_200, |_, _| 9_000.0);
+        assert_eq!(verdicts.len(), 1);
+        assert_eq!(verdicts[0].1.reason, Reason::Retest);
     }
 
     #[test]

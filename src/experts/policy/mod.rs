@@ -15,6 +15,7 @@
 //! must not be noted here.
 
 mod budget;
+mod expectation;
 mod governor;
 mod layers;
 mod ranking;
@@ -25,6 +26,7 @@ mod tests;
 mod window;
 
 pub use budget::Rates;
+pub use expectation::{Expectation, Ground, expected_hits};
 pub use governor::{Governor, GovernorSettings, Mode, Reason, Verdict};
 pub use layers::whole_layers;
 pub use regime::Regime;
@@ -276,6 +278,11 @@ impl Policy {
     /// Whether a pool is too small for one token's experts, so that it holds whole layers in every mode.
     pub fn below_floor(&self, pool: u16) -> bool {
         self.pools.get(usize::from(pool)).is_some_and(|state| state.pool.slots < state.used)
+    }
+
+    /// Cache or stock mode.
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// The regime of a pool.

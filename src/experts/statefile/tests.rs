@@ -98,6 +98,21 @@ fn merging_weighs_by_tokens() {
 }
 
 #[test]
+fn what_is_new_stays_visible() {
+    assert!((MOST_WEIGHT as f64 - Heat::most_tokens()).abs() < 1.0);
+    let state = |tokens, rates: &[u32]| ModelState {
+        tokens,
+        heat: [("g".to_owned(), rates.to_vec())].into(),
+        ..Default::default()
+    };
+    let mut old = state(50_000_000, &[10_000, 0]);
+    for _ in 0..30 {
+        old.merge(&state(4_096, &[0, 10_000]));
+    }
+    assert!(old.heat["g"][1] > 9_000, "{:?}", old.heat["g"]);
+}
+
+#[test]
 fn heat_survives_the_file() {
     use crate::experts::shape::Group;
     let group = |experts| Group { experts, used: 1, pool: 0 };

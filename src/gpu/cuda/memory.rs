@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::super::{DriverError, Memory, Registration};
+use super::super::{DriverError, Elastic, Memory, Registration, elastic_size};
 use super::context::Context;
 use super::{Users, failed};
 use crate::abi::inner::Passport;
@@ -13,14 +13,21 @@ use crate::experts::HostRange;
 
 /// The largest piece of physical memory. A piece is what can be taken back at a time later, so it is not the whole reservation.
 const PIECE: usize = 64 << 20;
+/// The largest piece of memory that comes and goes, and the number of pieces that a smaller reservation has.
+const ELASTIC_PIECE: usize = 32 << 20;
+const ELASTIC_PIECES: usize = 128;
 
-/// A reserved range of addresses with physical memory behind all of it.
+/// A reserved range of addresses with physical memory behind the first part of it.
 #[derive(Debug)]
 pub(super) struct Reservation {
     context: Arc<Context>,
     base: sys::CUdeviceptr,
+    reserved: usize,
+    /// Bytes with memory behind them.
     bytes: usize,
-    /// Mapped pieces: offset, size, handle.
+    /// Size of a piece, the last one of the reservation excepted.
+    unit: usize,
+    /// Mapped pieces, in order of their offsets: offset, size, handle.
     pieces: Vec<(usize, usize, sys::CUmemGenericAllocationHandle)>,
     passport: Passport,
     users: Users,
@@ -34,23 +41,58 @@ impl Reservation {
         passport: Passport,
         users: Users,
     ) -> Result<Self, DriverError> {
+        let mut reservation = Self::reserve(context, bytes, PIECE, passport, users)?;
+        reservation.grow(reservation.reserved)?;
+        Ok(reservation)
+    }
+
+    /// Reserves addresses for `bytes` bytes, to be backed later.
+    pub(super) fn elastic(
+        context: &Arc<Context>,
+        bytes: usize,
+        passport: Passport,
+        users: Users,
+    ) -> Result<Self, DriverError> {
+        Self::reserve(context, bytes, (bytes / ELASTIC_PIECES).min(ELASTIC_PIECE), passport, users)
+    }
+
+    fn reserve(
+        context: &Arc<Context>,
+        bytes: usize,
+        unit: usize,
+        passport: Passport,
+        users: Users,
+    ) -> Result<Self, DriverError> {
         context.enter()?;
-        let bytes = context.round(bytes);
+        let (reserved, unit) = (context.round(bytes), context.round(unit));
         let mut base = 0;
         // SAFETY: a place to write to; any address will do.
-        unsafe { sys::cuMemAddressReserve(&raw mut base, bytes, 0, 0, 0) }
+        unsafe { sys::cuMemAddressReserve(&raw mut base, reserved, 0, 0, 0) }
             .result()
             .map_err(failed("cuMemAddressReserve"))?;
         // From here on, dropping the object undoes what was done.
-        let mut reservation = Self { context: Arc::clone(context), base, bytes, pieces: Vec::new(), passport, users };
-        let mut offset = 0;
-        while offset < bytes {
-            let size = PIECE.min(bytes - offset);
-            reservation.map_piece(offset, size)?;
-            offset += size;
+        let pieces = Vec::new();
+        Ok(Self { context: Arc::clone(context), base, reserved, bytes: 0, unit, pieces, passport, users })
+    }
+
+    /// Maps memory up to `bytes`, at most what is reserved. On failure nothing has changed.
+    fn grow(&mut self, bytes: usize) -> Result<(), DriverError> {
+        self.context.enter()?;
+        let before = self.bytes;
+        let grown = self.map(bytes).and_then(|()| self.grant_access(before, self.bytes - before));
+        if grown.is_err() {
+            self.unmap(before); // nobody was told of it yet
         }
-        reservation.grant_access()?;
-        Ok(reservation)
+        grown
+    }
+
+    fn map(&mut self, bytes: usize) -> Result<(), DriverError> {
+        while self.bytes < bytes {
+            let size = self.unit.min(self.reserved - self.bytes);
+            self.map_piece(self.bytes, size)?;
+            self.bytes += size;
+        }
+        Ok(())
     }
 
     fn map_piece(&mut self, offset: usize, size: usize) -> Result<(), DriverError> {
@@ -71,15 +113,56 @@ impl Reservation {
         Ok(())
     }
 
-    fn grant_access(&self) -> Result<(), DriverError> {
+    fn grant_access(&self, offset: usize, bytes: usize) -> Result<(), DriverError> {
+        if bytes == 0 {
+            return Ok(());
+        }
         let access = sys::CUmemAccessDesc {
             location: self.context.location(),
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the whole range is mapped; one valid descriptor.
-        unsafe { sys::cuMemSetAccess(self.base, self.bytes, &raw const access, 1) }
+        // SAFETY: the whole range is mapped, piece by piece; one valid descriptor.
+        unsafe { sys::cuMemSetAccess(self.base + offset as u64, bytes, &raw const access, 1) }
             .result()
             .map_err(failed("cuMemSetAccess"))
+    }
+
+    /// Takes the pieces away that lie behind `bytes`. Nobody uses them any more. A failure leaves memory to the end of the process: there is
+    /// nothing else to do.
+    fn unmap(&mut self, bytes: usize) {
+        while let Some(&(offset, size, handle)) = self.pieces.last().filter(|(offset, ..)| *offset >= bytes) {
+            self.pieces.pop();
+            // SAFETY: exactly a mapping of `map_piece`.
+            let _ = unsafe { sys::cuMemUnmap(self.base + offset as u64, size) };
+            // SAFETY: made by `map_piece`, mapped nowhere any more.
+            let _ = unsafe { sys::cuMemRelease(handle) };
+        }
+        self.bytes = self.pieces.last().map_or(0, |(offset, size, _)| offset + size);
+    }
+}
+
+impl Elastic for Reservation {
+    fn reserved(&self) -> usize {
+        self.reserved
+    }
+
+    fn unit(&self) -> usize {
+        self.unit
+    }
+
+    fn resize(&mut self, bytes: usize) -> Result<(), DriverError> {
+        if bytes > self.reserved {
+            return Err(DriverError::OutOfMemory);
+        }
+        let size = elastic_size(bytes, self.unit, self.reserved);
+        if size >= self.bytes {
+            return self.grow(size);
+        }
+        self.context.enter()?;
+        // Unmapping does not wait for kernels that the host queued.
+        self.users.wait()?;
+        self.unmap(size);
+        Ok(())
     }
 }
 
@@ -106,14 +189,9 @@ impl Drop for Reservation {
         }
         // Unmapping does not wait for kernels that the host queued. If waiting fails the device is lost, and unmapping will fail as well.
         let _ = self.users.wait();
-        for (offset, size, handle) in self.pieces.drain(..) {
-            // SAFETY: exactly a mapping of `map_piece`.
-            let _ = unsafe { sys::cuMemUnmap(self.base + offset as u64, size) };
-            // SAFETY: made by `map_piece`, mapped nowhere any more.
-            let _ = unsafe { sys::cuMemRelease(handle) };
-        }
-        // SAFETY: exactly the reservation of `new`, with nothing mapped.
-        let _ = unsafe { sys::cuMemAddressFree(self.base, self.bytes) };
+        self.unmap(0);
+        // SAFETY: exactly the reservation of `reserve`, with nothing mapped.
+        let _ = unsafe { sys::cuMemAddressFree(self.base, self.reserved) };
     }
 }
 

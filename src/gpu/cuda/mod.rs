@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{Driver, DriverError, Mark, Memory, Place, Registration, Rows};
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows};
 use crate::abi::inner::{self, Passport};
 use crate::config::CudaFault;
 use crate::experts::HostRange;
@@ -90,6 +90,10 @@ impl Cuda {
         let mark = Event::new(&context)?;
         Ok(Self { staging, uploads: AtomicU64::new(0), mark, uses: Arc::default(), stream, context, passport })
     }
+
+    fn users(&self) -> Users {
+        Users { uses: Arc::clone(&self.uses), stream: Arc::clone(&self.stream) }
+    }
 }
 
 /// The driver of the first CUDA device, without ggml: for the driver suite on a machine with a GPU.
@@ -105,8 +109,11 @@ impl Driver for Cuda {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>, DriverError> {
-        let users = Users { uses: Arc::clone(&self.uses), stream: Arc::clone(&self.stream) };
-        Ok(Box::new(Reservation::new(&self.context, bytes, self.passport, users)?))
+        Ok(Box::new(Reservation::new(&self.context, bytes, self.passport, self.users())?))
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
+        Ok(Box::new(Reservation::elastic(&self.context, bytes, self.passport, self.users())?))
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {
@@ -184,6 +191,10 @@ impl Driver for Cuda {
         Ok(())
     }
 
+    fn waits_for_uses(&self) -> bool {
+        true
+    }
+
     fn forget(&self, inner: &inner::Backend) {
         self.uses.events.lock().remove(&inner.key());
     }
@@ -209,6 +220,10 @@ impl Driver for Cuda {
 
     fn synchronize(&self) -> Result<(), DriverError> {
         self.stream.synchronize()
+    }
+
+    fn settle(&self) -> Result<(), DriverError> {
+        self.users().wait()
     }
 
     unsafe fn register(&self, range: HostRange<'_>) -> Result<Box<dyn Registration>, DriverError> {

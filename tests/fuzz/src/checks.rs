@@ -7,6 +7,8 @@ use std::fmt::Write as _;
 
 use ggml_moe::config::{AllocationKind, Config, CudaFault, GraphMode, LogDetail, parse};
 use ggml_moe::ids::Ids;
+use ggml_moe::model::gguf::{Header, Value};
+use ggml_moe::model::moe::MoeShape;
 use ggml_moe::purpose::{Purpose, Role};
 use ggml_moe::ram::{limit_files, machine_bytes};
 use ggml_moe::request::{Request, read_request};
@@ -176,4 +178,28 @@ pub fn ids(data: &[u8]) {
         (Err(_), None) => {}
         (got, wanted) => panic!("{got:?}, not {wanted:?}"),
     }
+}
+
+/// The header of a model file.
+pub fn gguf(data: &[u8]) {
+    let Ok(header) = Header::read(data) else { return };
+    // Every item stands in the file, so that memory is bounded by its size.
+    let kept = header.keys.iter().map(|(name, value)| {
+        name.len()
+            + match value {
+                Value::Text(Some(text)) => text.len() / 3, // bytes that are no text became a sign of three bytes
+                Value::List { numbers, .. } => numbers.len(),
+                _ => 1,
+            }
+    });
+    let kept: usize = kept.chain(header.tensors.iter().map(|tensor| tensor.name.len() + 24)).sum();
+    assert!(kept <= data.len(), "{kept} of {} bytes", data.len());
+    assert!(header.tensors.iter().all(|tensor| tensor.shape.len() <= 4 && i64::try_from(tensor.bytes).is_ok()));
+    assert_eq!(Header::read(&[data, b"more"].concat()[..]).expect("what stands behind does not matter"), header);
+    let Ok(shape) = MoeShape::of(std::slice::from_ref(&header)) else { return };
+    let sum: u128 = header.tensors.iter().map(|tensor| u128::from(tensor.bytes)).sum();
+    let parts = [shape.expert_bytes(), shape.dense_bytes, shape.input_bytes].map(u128::from);
+    assert!(parts.iter().sum::<u128>() >= sum, "bytes are missing");
+    assert!(shape.expert_layers.windows(2).all(|pair| pair[0].layer < pair[1].layer));
+    assert!(shape.expert_layers.last().is_none_or(|last| last.layer < shape.layers || last.layer == u32::MAX));
 }

@@ -1,10 +1,15 @@
-//! Line charts as SVG.
+//! Charts as SVG.
 //!
-//! Owns: the drawing: panels side by side with a common legend, axes from 0 with round steps, colours that differ in brightness, too.
+//! Owns: the drawing: lines here, bars in `bars`; panels side by side with a common legend, axes from 0 with round steps, colours that
+//! differ in brightness, too.
 //! Invariants: every text is escaped; numbers that are not finite are left out.
 //! Threads: none. Does not: know what is drawn.
 
+mod bars;
+
 use std::fmt::Write as _;
+
+pub use bars::{Bar, BarChart, BarPanel, Group};
 
 /// One line.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,26 +51,15 @@ impl Chart {
     /// The picture as text.
     pub fn svg(&self) -> String {
         let panels = self.panels.len().max(1) as f64;
-        let (width, height) = (LEFT + panels * (WIDTH + GAP) - GAP + 24.0, TOP + HEIGHT + 78.0);
-        let mut out = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
-             font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
-        );
-        text(&mut out, (LEFT, 22.0), "start", 15.0, &self.title);
+        let mut out = page((LEFT + panels * (WIDTH + GAP) - GAP + 24.0, TOP + HEIGHT + 78.0), &self.title);
         let mut left = LEFT;
         for panel in &self.panels {
             panel.draw(&mut out, left);
             text(&mut out, (left + WIDTH / 2.0, TOP + HEIGHT + 38.0), "middle", 12.0, &self.across);
             left += WIDTH + GAP;
         }
-        let mut at = LEFT;
         let lines = self.panels.first().map_or(&[][..], |panel| &panel.lines);
-        for (line, colour) in lines.iter().zip(COLOURS.iter().cycle()) {
-            let y = TOP + HEIGHT + 62.0;
-            let _ = writeln!(out, "<path d=\"M{at:.1} {:.1}h22\" stroke=\"{colour}\" stroke-width=\"2.5\"/>", y - 4.0);
-            text(&mut out, (at + 28.0, y), "start", 12.0, &line.name);
-            at += 48.0 + 7.5 * line.name.chars().count() as f64;
-        }
+        legend(&mut out, 2.5, lines.iter().map(|line| line.name.as_str()));
         out.push_str("</svg>\n");
         out
     }
@@ -105,6 +99,27 @@ impl Panel {
                 let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.2\" fill=\"{colour}\"/>");
             }
         }
+    }
+}
+
+/// The beginning of a picture.
+fn page((width, height): (f64, f64), title: &str) -> String {
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
+    );
+    text(&mut out, (LEFT, 22.0), "start", 15.0, title);
+    out
+}
+
+/// What each colour means, below the panels.
+fn legend<'a>(out: &mut String, stroke: f64, names: impl Iterator<Item = &'a str>) {
+    let mut at = LEFT;
+    for (name, colour) in names.zip(COLOURS.iter().cycle()) {
+        let y = TOP + HEIGHT + 62.0;
+        let _ = writeln!(out, "<path d=\"M{at:.1} {:.1}h22\" stroke=\"{colour}\" stroke-width=\"{stroke}\"/>", y - 4.0);
+        text(out, (at + 28.0, y), "start", 12.0, name);
+        at += 48.0 + 7.5 * name.chars().count() as f64;
     }
 }
 

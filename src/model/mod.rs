@@ -1,0 +1,9 @@
+//! What a model file says about its experts, read from its header alone.
+//!
+//! Owns: the reading of GGUF headers (`gguf`), the sizes of ggml's types (`types`), and the shape of a mixture-of-experts model (`moe`).
+//! Invariants: any bytes are accepted or refused with a reason; memory grows with what was read, never with what a header claims.
+//! Threads: none. Does not: read weights, or know a device.
+
+pub mod gguf;
+pub mod moe;
+pub mod types;
