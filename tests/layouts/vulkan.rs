@@ -19,13 +19,17 @@ const TOKENS: u32 = 100;
 /// How far log-probabilities may lie apart.
 const TOLERANCE: f64 = 1e-3;
 
-/// Sizes of the cache: a third of the experts on the device, and all of them.
-const CACHED: [&str; 2] = ["inner=Vulkan0;log=debug;cache=6", "inner=Vulkan0;log=debug;cache=20"];
-/// How far log-probabilities of the ten best may lie apart with a cache, and on average. What is computed in RAM is rounded as ggml's CPU
-/// backend rounds it, which turns activations into eight bits before each product; Vulkan does not.
-/// The backend itself differs by 0.01 between tokens computed one by one behind a cached prompt and in one answer.
-const CACHED_TOLERANCE: f64 = 0.2;
-const CACHED_MEAN: f64 = 0.02;
+/// Sizes of the cache, a third of the experts on the device and all of them, and how far log-probabilities of the five best may lie apart, on
+/// average and at most.
+///
+/// What is computed in RAM is rounded as ggml's CPU backend rounds it, which turns activations into eight bits before each product; Vulkan
+/// does not. The bounds were chosen after measuring what stock alone does with the same 100 positions: its CPU backend against its Vulkan
+/// backend 0.056 and 1.23, its Vulkan backend token by token against one answer 0.008 and 1.35. The largest comes from one position where
+/// two experts are nearly tied, so the average is what tells; slots in the wrong place gave 0.6 and 8.
+const CACHED: [(&str, f64, f64); 2] =
+    [("inner=Vulkan0;log=debug;cache=6", 0.04, 1.25), ("inner=Vulkan0;log=debug;cache=20", 0.01, 0.2)];
+/// Another token may be the best where the backend's own two best lie no further apart.
+const TIE: f64 = 0.2;
 
 const OVER_VULKAN: Side<'static> = Side::Plugin { keys: "inner=Vulkan0;log=debug", device: "MoE0" };
 
@@ -123,7 +127,7 @@ fn answers_with_a_cache_equal_the_vulkan_backend() {
     has_driver();
     let stock = stock();
     let theirs = candidates(&stock.probabilities);
-    for keys in CACHED {
+    for (keys, most_mean, most) in CACHED {
         let side = Side::Plugin { keys, device: "MoE0" };
         let arguments = ["-c", "512", "-np", "1", "--no-warmup"];
         let (ours, finished) = ask_with(side, &VISIBLE, &arguments, |server| behind(server, stock));
@@ -144,7 +148,7 @@ fn answers_with_a_cache_equal_the_vulkan_backend() {
             if ours[0].0 != theirs[0].0 {
                 others += 1;
                 let gap = theirs[0].1 - theirs[1].1;
-                assert!(gap <= CACHED_TOLERANCE, "position {position}: another token, though {gap} lies between");
+                assert!(gap <= TIE, "position {position}: another token, though {gap} lies between");
             }
         }
         let mean = sum / count;
@@ -153,7 +157,7 @@ fn answers_with_a_cache_equal_the_vulkan_backend() {
              best tokens differ"
         );
         assert!(hits > 0, "{}", finished.report("no hit"));
-        assert!(apart <= CACHED_TOLERANCE && mean <= CACHED_MEAN, "{apart} apart, {mean} on average");
+        assert!(apart <= most && mean <= most_mean, "{apart} apart, {mean} on average");
     }
 }
 
