@@ -104,3 +104,25 @@ def conditions(machine, results):
                     f"{rate / base:.2f} of stock -ncmoe {layers}: {rate:.1f} against {base:.1f} t/s ({spread([value / base for value in mine])}); "
                     f"{100 * hits / max(hits + misses, 1):.1f}% hits, {done.counter('upload_bytes') >> 20} MiB loaded", f">= {bar:.2f}",
                     samples=mine, stock=theirs)
+
+
+def prompt(machine, results):
+    """Prompts in passes of 2,048 tokens with part of the experts on the card, against stock's placement with the same passes and with its own."""
+    sizes = "64,128" if machine.dry else "64,512,2048,8192"
+    small = "64" if machine.dry else "2048"
+    for share, layers, bar in [(0.20, 38, 1.0), (0.45, 26, 1.2)]:
+        mib = max(int(EXPERTS_MIB * share * 1.005), 1) if not machine.dry else 8
+        keys = f"cache={mib};replay=qwen3-30b"
+        _, stock = bench(machine, machine.stock, "-p", sizes, "-n", 0, "-r", 2, "-ub", 2048, "-b", 2048, "-ncmoe", layers)
+        _, default = bench(machine, machine.stock, "-p", small, "-n", 0, "-r", 2, "-ncmoe", layers)
+        # Single tokens first, so that the cache is full.
+        done, ours = bench(machine, machine.ours.with_keys(keys), "-p", sizes, "-n", 0, "-r", 3, "-ub", 2048, "-b", 2048, "-v", limit=120)
+        if not done.ok() or not ours or not stock:
+            results.add("prompt", f"{100 * share:.0f}% of the experts", False, done.reason(), "runs")
+            continue
+        for test, theirs in stock.items():
+            rate, base = statistics.median(ours[test][1:]), statistics.median(theirs[-1:])
+            other = f"; stock's own passes {statistics.median(default[test][-1:]):.0f}" if test in default else ""
+            results.add("prompt", f"{test}, {100 * share:.0f}% of the experts", None if machine.dry else rate / base >= bar,
+                        f"{rate / base:.2f} of stock -ncmoe {layers} -ub 2048: {rate:.0f} against {base:.0f} t/s{other}; "
+                        f"{done.counter('streamed_blocks')} blocks streamed", f">= {bar:.2f}", samples=ours[test], stock=theirs)

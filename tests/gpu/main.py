@@ -42,6 +42,7 @@ STEPS = [
     ("ram", speed.experts_in_ram, "alone"),
     ("decode", cache.decode, "alone"),
     ("conditions", cache.conditions, "alone"),
+    ("prompt", cache.prompt, "alone"),
     ("memory", memory.foreign, "alone"),
     ("exhausted", faults.exhausted, "alone"),
     ("ncmoe", speed.stock_cpu_experts, "alone"),
@@ -49,7 +50,7 @@ STEPS = [
     ("endurance", shapes.endurance, "alone"),
     ("bench", bench.command, "named"),
 ]
-NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "memory", "exhausted", "ncmoe", "bench"}
+NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "prompt", "memory", "exhausted", "ncmoe", "bench"}
 BESIDE_SECONDS = 240  # the most that the steps beside each other get together, so that what is measured has its time
 RAM_GIB = 26  # touched ahead of measuring: the plugin's copy of the experts and its pinned staging
 
