@@ -55,6 +55,21 @@ impl Backend {
             self.inner.synchronize();
             self.device.drop_ring();
         }
+        let mut cache = self.take_cache_for(nodes, blocks)?;
+        let known = blocks.iter().all(|block| cache.knows(nodes, block));
+        let reader =
+            if known { cache.catch_up(self.device, &self.inner).and_then(|()| cache.start()).ok() } else { None };
+        let Some(reader) = reader else {
+            self.device.put_cache(Some(cache));
+            return None;
+        };
+        let tokens = blocks.first().and_then(|block| nodes[block.pattern.down].source(2)).map_or(1, |ids| ids.ne()[1]);
+        Some(Session { cache, reader: Some(reader), tokens: u32::try_from(tokens).unwrap_or(1) })
+    }
+
+    /// Takes the device's cache, made for at least so many blocks; makes it if there is none. `None` if there is none then, too, or another backend
+    /// has it.
+    pub(super) fn take_cache_for(&self, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Option<Cache> {
         let mut slot = self.device.take_cache()?;
         if slot.as_ref().is_some_and(|cache| !cache.is_current(self.device)) {
             slot = None; // a model was freed: nothing of it may be read any more
@@ -70,19 +85,10 @@ impl Backend {
         if slot.is_none() && self.device.wants_cache() {
             slot = self.make_cache(nodes, blocks);
         }
-        let Some(mut cache) = slot else {
+        if slot.is_none() {
             self.device.put_cache(None);
-            return None;
-        };
-        let known = blocks.iter().all(|block| cache.knows(nodes, block));
-        let reader =
-            if known { cache.catch_up(self.device, &self.inner).and_then(|()| cache.start()).ok() } else { None };
-        let Some(reader) = reader else {
-            self.device.put_cache(Some(cache));
-            return None;
-        };
-        let tokens = blocks.first().and_then(|block| nodes[block.pattern.down].source(2)).map_or(1, |ids| ids.ne()[1]);
-        Some(Session { cache, reader: Some(reader), tokens: u32::try_from(tokens).unwrap_or(1) })
+        }
+        slot
     }
 
     fn make_cache(&self, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Option<Cache> {

@@ -56,6 +56,8 @@ struct State {
 struct Planned {
     plan: Plan,
     blocks: Vec<Candidate>,
+    /// All blocks of a long pass, in order, if the cache could compute each of them for single tokens.
+    all: Vec<Candidate>,
     /// The same steps, as they are handed on when blocks run ahead.
     pieces: Vec<ahead::Piece>,
     /// Some blocks' experts are brought as a whole.
@@ -216,25 +218,31 @@ impl Backend {
 
     /// Cuts a graph, and reads its blocks where a cache may compute them.
     fn plan(&self, nodes: &[Tensor<'_>]) -> Planned {
-        let mut blocks = Vec::new();
+        let (mut blocks, mut all, mut number) = (Vec::new(), Vec::new(), 0);
         let may_cache = self.device.may_cache();
         let plan = plan(&describe(nodes, &expert_weight), &mut |products| {
+            number += 1;
+            let pattern = if may_cache { cache::pattern::read(nodes, products) } else { None };
+            let candidate = pattern.map(|pattern| Candidate { products: products.to_vec(), pattern });
+            all.extend(candidate.clone());
             let tokens = products.first().and_then(|&product| nodes[product].source(2)).map_or(0, |ids| ids.ne()[1]);
             if self.device.streams(tokens) {
                 return Treatment::Streamed;
             }
-            let pattern = if may_cache { cache::pattern::read(nodes, products) } else { None };
-            let candidate = pattern.map(|pattern| Candidate { products: products.to_vec(), pattern });
             let Some(candidate) = candidate.filter(|candidate| cache::suits(nodes, candidate)) else {
                 return Treatment::Plain;
             };
             blocks.push(candidate);
             Treatment::Cached
         });
+        if all.len() < number {
+            all.clear(); // a cache is made for all blocks of a graph or for those that it can compute
+        }
         // Blocks are offered in the order of the graph.
         let pieces = ahead::pieces(&plan);
         let is_streamed = plan.steps.iter().any(|step| matches!(step, Step::Streamed { .. }));
-        Planned { plan, blocks, pieces, is_streamed, pass: pass_shape(nodes) }
+        let all = if is_streamed { all } else { Vec::new() };
+        Planned { plan, blocks, all, pieces, is_streamed, pass: pass_shape(nodes) }
     }
 
     fn run_step(

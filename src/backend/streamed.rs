@@ -14,6 +14,7 @@ use crate::buffer::BufferError;
 use crate::experts::cache::Cache;
 use crate::experts::stage::{Brought, Ring};
 use crate::graph::Step;
+use crate::telemetry::log;
 
 impl Backend {
     /// Runs a graph with blocks whose experts are brought as a whole; `None` if there is no memory for it now.
@@ -33,14 +34,21 @@ impl Backend {
         let blocks: Vec<Brought<'_>> = blocks.collect::<Option<_>>()?;
         let bytes = blocks.iter().map(Brought::bytes).max()?;
         let mut ring = self.device.take_ring(bytes)?;
-        let cache = self.device.take_cache();
-        let current = cache.as_ref().and_then(Option::as_ref).filter(|cache| cache.is_current(self.device));
-        let outcome = self.run_brought(state, graph, nodes, planned, (&mut ring, &blocks, current));
-        if let Some(cache) = cache {
-            self.device.put_cache(cache);
-        }
-        if outcome.is_err() || self.device.has_several_backends() {
+        let mut cache = if planned.all.is_empty() { None } else { self.take_cache_for(nodes, &planned.all) };
+        let outcome = self.run_brought(state, graph, nodes, planned, (&mut ring, &blocks, cache.as_mut()));
+        let good = matches!(outcome, Ok(Status::SUCCESS));
+        if !good || self.device.has_several_backends() || !self.device.driver().waits_for_uses() {
             self.inner.synchronize();
+        }
+        if let Some(cache) = cache {
+            if good {
+                self.device.put_cache(Some(cache));
+            } else {
+                log::notice(&format!("{}: the cache is dropped: a graph failed", self.device.label()));
+                drop(cache);
+                self.device.give_up_cache();
+                self.device.put_cache(None);
+            }
         }
         self.device.put_ring(ring);
         Some(outcome)
@@ -52,12 +60,15 @@ impl Backend {
         graph: Graph<'a>,
         nodes: &[Tensor<'a>],
         planned: &Planned,
-        (ring, blocks, cache): (&mut Ring, &[Brought<'a>], Option<&Cache>),
+        (ring, blocks, mut cache): (&mut Ring, &[Brought<'a>], Option<&mut Cache>),
     ) -> Result<Status, BackendError> {
+        if let Some(cache) = cache.as_deref_mut() {
+            cache.begin_pass();
+        }
         // What was queued before may still read the ring.
         self.device.driver().follow(&self.inner).map_err(BufferError::from)?;
         for (number, block) in blocks.iter().enumerate().take(Ring::DEPTH) {
-            state.counters.expert_bytes += ring.fill(self.device, number, block, cache)?;
+            state.counters.expert_bytes += ring.fill(self.device, number, block, cache.as_deref_mut())?;
         }
         let mut number = 0;
         for step in &planned.plan.steps {
@@ -82,9 +93,13 @@ impl Backend {
             }
             if let Some(next) = blocks.get(number + Ring::DEPTH) {
                 self.device.driver().follow(&self.inner).map_err(BufferError::from)?;
-                state.counters.expert_bytes += ring.fill(self.device, number + Ring::DEPTH, next, cache)?;
+                state.counters.expert_bytes +=
+                    ring.fill(self.device, number + Ring::DEPTH, next, cache.as_deref_mut())?;
             }
             number += 1;
+        }
+        if let Some(cache) = cache {
+            state.counters.upload_bytes += cache.end_pass(self.device)?;
         }
         Ok(Status::SUCCESS)
     }

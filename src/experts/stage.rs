@@ -99,11 +99,15 @@ impl Ring {
         device: &Device,
         number: usize,
         block: &Brought<'_>,
-        cache: Option<&Cache>,
+        mut cache: Option<&mut Cache>,
     ) -> Result<u64, BufferError> {
         let buffer = &mut self.buffers[number % DEPTH];
         let mut from_ram = 0;
         for &(weight, offset) in &block.weights {
+            if let Some(cache) = cache.as_deref_mut() {
+                from_ram += cache.load_on_the_way(device, weight.data())?;
+            }
+            let cache = cache.as_deref();
             let target = Place { memory: &*buffer.memory, address: buffer.memory.base() + offset };
             from_ram += bring(device, weight, target, cache)?;
         }

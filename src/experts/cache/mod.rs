@@ -14,6 +14,7 @@ mod identity;
 mod lane;
 mod learned;
 mod pace;
+mod pass;
 pub(crate) mod pattern;
 mod poison;
 mod pools;
@@ -28,14 +29,14 @@ use std::sync::Arc;
 
 use super::HostMemory;
 use super::policy::{Admission, Policy, Pool};
-use super::residency::{LoadError, Reader, Residency, State};
+use super::residency::{LoadError, Reader, Residency};
 use super::shape::{Block, Group, GroupId, Shape};
 use crate::abi::tensor::Tensor;
 use crate::buffer::{Buffer, BufferError};
 use crate::config::{AllocationKind, CacheSize};
 use crate::cpu::team::{self, Team};
 use crate::device::{CacheRoom, Device};
-use crate::gpu::{DriverError, Mark, Place};
+use crate::gpu::{DriverError, Mark};
 use crate::graph::TensorKey;
 use crate::memory::{Lease, Use};
 use crate::telemetry::log;
@@ -98,6 +99,8 @@ pub(crate) struct Cache {
     uploads: VecDeque<Upload>,
     /// Admitted blocks that wait for a slot: who leaves is still read by the graph that runs.
     waiting: VecDeque<Block>,
+    /// Blocks that have a slot and are loaded when a long pass comes to them.
+    on_the_way: Vec<(Block, u32)>,
     /// The graph that ran last; it is done when the stream was waited for.
     reader: Option<Reader>,
     lane: Lane,
@@ -263,6 +266,7 @@ impl Cache {
             lease,
             uploads: VecDeque::new(),
             waiting: VecDeque::new(),
+            on_the_way: Vec::new(),
             reader: None,
             lane,
             team,
@@ -323,14 +327,6 @@ impl Cache {
             && tensors.iter().zip(matrices).all(same)
             && shape.activation == activation
             && biases == (gate.is_some_and(|gate| gate.bias.is_some()), up.bias.is_some())
-    }
-
-    /// The blocks of which a weight in RAM is a part, and its plane.
-    pub(crate) fn locate(&self, address: usize) -> Option<Located<'_>> {
-        let plane = |weights: &Weights| weights.matrices.iter().position(|matrix| matrix.address == address);
-        let groups = self.weights.iter().zip(0_u32..);
-        let (group, plane) = groups.filter_map(|(weights, group)| Some((GroupId(group), plane(weights)?))).next()?;
-        Some(Located { cache: self, group, plane })
     }
 
     /// A graph starts: what was loaded meanwhile can be seen by it.
@@ -417,23 +413,6 @@ impl Cache {
         self.moved.uploads += 1;
         self.uploads.push_back(Upload { block, mark: device.driver().mark()?, graph: self.graph });
         Ok(bytes)
-    }
-}
-
-/// A weight in RAM whose experts the cache may hold.
-pub(crate) struct Located<'c> {
-    cache: &'c Cache,
-    group: GroupId,
-    plane: usize,
-}
-
-impl Located<'_> {
-    /// Where an expert lies on the device, for copies by the driver: what is on its way there will have arrived.
-    pub(crate) fn find(&self, expert: usize) -> Option<Place<'_>> {
-        let block = self.cache.policy.shape().block(self.group, u32::try_from(expert).ok()?)?;
-        let (State::Resident(slot) | State::Loading(slot)) = self.cache.residency.state(block) else { return None };
-        let pool = &self.cache.pools[usize::from(self.cache.weights[self.group.0 as usize].pool)];
-        pool.planes.get(self.plane).map(|plane| plane.place(slot.0))
     }
 }
 

@@ -145,6 +145,9 @@ impl Cache {
             .collect();
         let slots: Vec<u32> = self.pools.iter().map(PoolMemory::opened).collect();
         let shape = self.policy.shape();
+        if slots.iter().sum::<u32>() as usize >= shape.blocks() {
+            return; // everything fits: both modes are the same
+        }
         let bytes_of = |pool: u16| sizes.get(usize::from(pool)).copied().unwrap_or(0) as f64;
         let (uses, all): (f64, f64) = shape.groups().iter().fold((0.0, 0.0), |(uses, all), group| {
             (uses + f64::from(group.used), all + f64::from(group.used) * bytes_of(group.pool))

@@ -43,6 +43,8 @@ pub struct Verdict {
 pub struct GovernorSettings {
     /// How much faster the other mode must be, as a share.
     pub margin: f64,
+    /// The same where its time is a prediction: what works is not left for a guess.
+    pub guess_margin: f64,
     /// Tokens after a change whose times are not used.
     pub settle_tokens: u32,
     /// Tokens that a measurement takes.
@@ -55,7 +57,14 @@ pub struct GovernorSettings {
 
 impl Default for GovernorSettings {
     fn default() -> Self {
-        Self { margin: 0.03, settle_tokens: 128, trial_tokens: 64, retest_tokens: 2_048, longest_retest_tokens: 65_536 }
+        Self {
+            margin: 0.03,
+            guess_margin: 0.15,
+            settle_tokens: 128,
+            trial_tokens: 64,
+            retest_tokens: 2_048,
+            longest_retest_tokens: 65_536,
+        }
     }
 }
 
@@ -167,6 +176,8 @@ impl Governor {
 
     fn decide(&mut self, retesting: bool) -> Option<Verdict> {
         let clear = 1.0 - self.settings.margin;
+        let guessed = self.mode == Mode::Cache && self.stock.measured_us.is_none();
+        let promising = if guessed { 1.0 - self.settings.guess_margin } else { clear };
         let held = self.age_tokens < self.hold_tokens;
         let due = self.retest_tokens > 0 && self.age_tokens >= self.retest_tokens;
         match (self.mode, self.cache.best(), self.stock.best()) {
@@ -175,7 +186,7 @@ impl Governor {
                 self.reason = Reason::Faster;
                 Some(self.now())
             }
-            (Mode::Cache, Some(cache), Some(stock)) if retesting || (stock < cache * clear && !held) => {
+            (Mode::Cache, Some(cache), Some(stock)) if retesting || (stock < cache * promising && !held) => {
                 if retesting {
                     let doubled = self.retest_tokens.saturating_mul(2);
                     self.retest_tokens = doubled.min(self.settings.longest_retest_tokens);

@@ -224,6 +224,26 @@ impl Policy {
         &self.out
     }
 
+    /// All blocks pass by: takes as many as there is room for, the hottest of earlier runs first, then evenly over the layers.
+    pub fn fill(&mut self) -> &[Admission] {
+        self.preload(usize::MAX);
+        let groups = self.shape.groups();
+        let most = groups.iter().map(|group| group.experts).max().unwrap_or(0);
+        let numbers = || 0..u32::try_from(groups.len()).unwrap_or(u32::MAX);
+        let order: Vec<Block> = (0..most)
+            .flat_map(|expert| numbers().map(move |group| (GroupId(group), expert)))
+            .filter_map(|(group, expert)| self.shape.block(group, expert))
+            .collect();
+        for block in order {
+            let pool = self.pool_of[block.index()];
+            let absent = self.ranking.row(block) == absent_row(pool);
+            if absent && self.order(pool) != Order::Layers && self.has_room(pool) {
+                self.carry_out(pool, Admission { block, evicts: None });
+            }
+        }
+        &self.out
+    }
+
     /// The upload of an admitted block is complete.
     pub fn loaded(&mut self, block: Block) {
         self.loading[block.index()] = false;
@@ -432,9 +452,11 @@ impl Policy {
                 // With sublevels: of equal scores, the hotter block is worth a part of a use more.
                 let more = (f32::from(level) - f32::from(worst)) / f32::from(SUBLEVELS);
                 let window = self.settings.window as f32;
-                u32::from(self.ranking.record(block).long) >= self.settings.admit
-                    && level > worst
-                    && more * window >= self.payback * self.window.full_score()
+                let uses = u32::from(self.ranking.record(block).long);
+                // What only passed by, and nobody ever used, is as good as a free slot.
+                let unproven = self.heat.raw(victim) <= 0.0 && uses > 0;
+                let proven = uses >= self.settings.admit && more * window >= self.payback * self.window.full_score();
+                level > worst && (unproven || proven)
             }
             Order::By(Regime::Frequency) => {
                 let more = self.heat.rate(block) - self.heat.rate(victim);

@@ -41,6 +41,22 @@ fn free_slots_are_filled_by_first_use_and_full_ones_by_repeated_use() {
 }
 
 #[test]
+fn what_passed_by_is_spread_over_layers_and_leaves_for_the_first_use() {
+    let shape = shape(2, 8, 2);
+    let block = |group, expert| shape.block(GroupId(group), expert).unwrap();
+    let mut policy = policy(&shape, 4, Settings { payback: 0.5, ..Settings::default() });
+    let filled: Vec<Block> = policy.fill().iter().map(|admission| admission.block).collect();
+    assert_eq!(filled, [block(0, 0), block(1, 0), block(0, 1), block(1, 1)]);
+    filled.iter().for_each(|&block| policy.loaded(block));
+    assert_eq!(policy.fill(), [], "it is full");
+    let first = step(&mut policy, &[(0, &[0, 5]), (1, &[1, 7])]);
+    let evicted: BTreeSet<_> = first.iter().filter_map(|admission| admission.evicts).collect();
+    assert_eq!(evicted, BTreeSet::from([block(0, 1), block(1, 0)]), "those that were not used");
+    assert!(policy.holds(block(0, 5)) && policy.holds(block(1, 7)));
+    assert_eq!(step(&mut policy, &[(0, &[0, 6]), (1, &[1, 7])]), [], "the others have a use of their own");
+}
+
+#[test]
 fn one_use_does_not_replace_even_a_forgotten_block() {
     let shape = shape(1, 8, 1);
     for (admit, at) in [(1, 1), (2, 2), (5, 5)] {
