@@ -146,7 +146,7 @@ impl Default for Config {
             log: LogDetail::Notice,
             ctx_share: 0.30,
             pin_budget_mb: None,
-            cache: CacheSize::Off,
+            cache: CacheSize::Auto,
             vram_reserve_mb: 384,
             stream_min_tokens: 32,
             vram_budget_mb: None,

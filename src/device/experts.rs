@@ -101,7 +101,7 @@ impl Device {
             CacheSize::Off => false,
             CacheSize::Mib(_) | CacheSize::SlotsPerLayer(_) => true,
             // A budget makes a small card of anything.
-            CacheSize::Auto => self.is_gpu() || self.budget_mib().is_some(),
+            CacheSize::Auto => self.captures_graphs && self.is_gpu() || self.budget_mib().is_some(),
         }
     }
 

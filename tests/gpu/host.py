@@ -21,7 +21,10 @@ class Side:
         self.name, self.device, self.keys = name, device, keys
 
     def with_keys(self, keys):
-        return Side(f"{self.name} {keys}", self.device, f"{self.keys};{keys}")
+        """The same with other keys; one that is there already is replaced."""
+        names = {pair.split("=")[0] for pair in keys.split(";")}
+        kept = [pair for pair in self.keys.split(";") if pair.split("=")[0] not in names]
+        return Side(f"{self.name} {keys}", self.device, ";".join([*kept, keys]))
 
 
 class Finished:
@@ -88,7 +91,7 @@ class Machine:
         self.stock = Side("stock", "none" if dry else "CUDA0")
         # For measuring: nothing is told while it runs.
         self.quiet_on_device = Side("plugin", "MoE0", f"inner={self.inner};debug-experts=device")
-        self.ours = Side("plugin", "MoE0", f"inner={self.inner};log=debug;pin-budget-mb=24576")
+        self.ours = Side("plugin", "MoE0", f"inner={self.inner};log=debug;pin-budget-mb=24576;cache=off")
         self.ours_on_device = Side("plugin, experts on the device", "MoE0", f"{self.ours.keys};debug-experts=device")
         self.gpu_tests = ROOT / "tests/gpu"
         self.out = pathlib.Path(os.environ["OUT"])
