@@ -122,8 +122,10 @@ def sanitizer(machine, results):
     """compute-sanitizer memcheck over one chunk, both places of the experts."""
     tool = machine.find_tool("compute-sanitizer")
     before = [tool, *MEMCHECK]
-    for name, side in (("plain path", machine.ours), ("experts on the device", machine.ours_on_device)):
-        done = perplexity_run(machine, side, 64, 1, tag="sanitizer", limit=110, before=before)
+    for name, side, tokens in (("plain path", machine.ours, 64), ("experts on the device", machine.ours_on_device, 64),
+                               ("cache, single tokens", machine.ours.with_keys("cache=6"), 1),
+                               ("cache, long passes", machine.ours.with_keys("cache=6"), 64)):
+        done = perplexity_run(machine, side, tokens, 1, tag="sanitizer", limit=110, before=before)
         if "Device not supported" in done.log:
             raise Missing("compute-sanitizer does not support this device here")
         count = re.search(r"ERROR SUMMARY: (\d+) error", done.log)

@@ -13,7 +13,7 @@ LEFT_MIB = 64  # what the other process leaves free, less than vram-reserve-mb
 def told(server, word):
     """The plugin's lines about the size of its cache that hold a word."""
     text = server.log_path.read_text(errors="replace")
-    return [line.split("ggml-moe: ", 1)[1] for line in text.splitlines() if "ggml-moe: " in line and "the cache" in line and word in line]
+    return [line.split("ggml-moe: ", 1)[1] for line in text.splitlines() if "ggml-moe: " in line and "cache" in line and word in line]
 
 
 def answer(server, tokens):
