@@ -229,7 +229,7 @@ impl Host {
 
     /// The keys of our side: what every run needs, these, and the user's, who has the last word.
     pub(crate) fn keys_with(&self, more: &[String]) -> String {
-        let mut keys = vec![format!("inner={}", self.inner.join("+")), "log=debug".to_owned()];
+        let mut keys = vec![format!("inner={}", self.inner.join("+")), "log=debug;state-file=off".to_owned()];
         keys.extend(more.iter().cloned());
         keys.extend(Some(self.keys.clone()).filter(|keys| !keys.is_empty()));
         keys.join(";")

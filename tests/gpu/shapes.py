@@ -30,20 +30,22 @@ def write_model(machine, architecture, small):
 
 def same_text(machine, results, architecture, model, keys):
     """One token per call: random weights say nothing of language, but both sides must say the same nothing."""
-    def run(side):
-        arguments = machine.tool("llama-perplexity", side, model, "-f", EVAL_TEXT, "-c", 64, "-b", 1, "-ub", 1, "--chunks", 2)
+    def run(side, *more):
+        arguments = machine.tool("llama-perplexity", side, model, "-f", EVAL_TEXT, "-c", 64, "-b", 1, "-ub", 1, "--chunks", 2, *more)
         return machine.run(arguments, machine.environment(side), 90, "shapes")
-    # Stock with all experts on the card, where they fit.
+    # Stock with all experts on the card, where they fit, and with all on the CPU: random weights make much of how sums are rounded.
     stock, ours = run(machine.stock), run(machine.ours.with_keys(keys))
-    wanted, found = figures(stock), figures(ours)
-    if wanted is None or found is None:
+    wanted, found, other = figures(stock), figures(ours), figures(run(machine.stock, "--cpu-moe"))
+    if wanted is None or found is None or other is None:
         results.add("shapes", f"like {architecture}, text", False, (stock if wanted is None else ours).reason(), "runs")
         return
     number = lambda line: float(re.search(r"[\d.]+", line.split("]")[-1])[0])
-    off = max(abs(number(a) / number(b) - 1) for a, b in zip(found[:-1], wanted[:-1]))
+    most = lambda one: max(abs(number(a) / number(b) - 1) for a, b in zip(one[:-1], wanted[:-1]))
+    off, spread = most(found), most(other)
     hits, misses = ours.counter("hits"), ours.counter("misses")
-    results.add("shapes", f"like {architecture}, text", off <= 0.01 and hits > 0 and misses > 0,
-                f"{found[-1]} against {wanted[-1]}; {hits} hits, {misses} misses", "<= 1%")
+    results.add("shapes", f"like {architecture}, text", off <= max(0.005, 2 * spread) and hits > 0 and misses > 0,
+                f"{found[-1]} against {wanted[-1]}: off by {100 * off:.2f}%, stock between card and CPU by {100 * spread:.2f}%; "
+                f"{hits} hits, {misses} misses", "twice stock's")
 
 
 def other_shapes(machine, results):
