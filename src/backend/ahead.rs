@@ -103,7 +103,7 @@ impl Backend {
             let operands = staged.operands;
             cache.arm(*number, &operands);
             let status = self.hand_on(state, graph, nodes, (range, *start), &staged)?;
-            drop(staged);
+            state.plain.retire_patches(staged.retire());
             if status != Status::SUCCESS {
                 return Ok(status);
             }

@@ -174,6 +174,10 @@ impl Backend {
             self.note_run(&mut state.counters, &mut state.replays, first, graph.uid());
             return Ok(self.inner.compute_whole(graph));
         }
+        if state.plain.is_crowded() {
+            self.inner.synchronize();
+            state.plain.forget_retired();
+        }
         let nodes = graph.nodes();
         if planned.is_streamed
             && let Some(outcome) = self.run_streamed(state, graph, &nodes, planned)

@@ -26,6 +26,9 @@ const RUN_PADDING: usize = 512;
 /// Alignment of tensors in the scratch.
 const ALIGNMENT: usize = 256;
 
+/// Tensors that are kept before the stream is waited for.
+const MOST_RETIRED: usize = 1 << 16;
+
 /// Expert products could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlainError {
@@ -115,6 +118,11 @@ impl PlainPath {
     /// The products were handed to the inner stream: their nodes are restored, and what these read is kept until the stream is idle.
     pub(crate) fn retire(&mut self, prepared: Prepared<'_>) {
         self.retired.extend(prepared.patches.into_iter().filter_map(Patch::retire));
+    }
+
+    /// Whether so much is kept that the stream should be waited for: a host waits for each token, but it need not.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.retired.len() > MOST_RETIRED
     }
 
     /// The stream is idle.

@@ -113,7 +113,8 @@ fn sides_take_turns_and_ratios_are_told() {
     assert_eq!(row[..5], ["50%", "8", "-ncmoe", "2", "tg16"], "four of six layers fit into 8 MiB");
     assert_eq!(row[8..], ["2.00..2.00", "75.0%", "97/192", "0.6", "0.0", "8", "/", "?+8"]);
     let calls = host.calls();
-    let sides: Vec<bool> = calls.iter().map(|call| call.starts_with("inner=CUDA0;log=debug;state-file=off;cache=8|")).collect();
+    let sides: Vec<bool> =
+        calls.iter().map(|call| call.starts_with("inner=CUDA0;log=debug;state-file=off;cache=8|")).collect();
     assert_eq!(sides, [false, true, false, true, false, true, false, true], "stock, ours, stock, ours");
     assert!(calls.iter().all(|call| call.contains("-t 2") && call.contains("-ngl 99") && call.contains("-r 5")));
     assert!(calls[0].contains("-dev CUDA0") && calls[0].contains("-ncmoe 2") && calls[0].contains("-p 64,128 -n 0"));
@@ -177,18 +178,8 @@ fn a_search_takes_stocks_best_flags() {
 #[test]
 fn flags_of_the_user_win() {
     let host = Host::new(LINES);
-    let more = [
-        "-ub",
-        "128",
-        "--stock-args",
-        "-ot exps=CPU",
-        "--our-args",
-        "-fa on",
-        "--moe",
-        "cache=9",
-        "--moe",
-        "windw=32",
-    ];
+    let more =
+        ["-ub", "128", "--stock-args", "-ot exps=CPU", "--our-args", "-fa on", "--moe", "cache=9", "--moe", "windw=32"];
     // A key that the plugin does not know is refused before anything runs.
     host.refused("bench", &more, 2, "unknown key \"windw\"");
     let more =
@@ -199,7 +190,10 @@ fn flags_of_the_user_win() {
         calls[0].contains("-ot exps=CPU") && !calls[0].contains("-ncmoe") && calls[0].contains("-ub 128"),
         "{calls:?}"
     );
-    assert!(calls[1].starts_with("inner=CUDA0;log=debug;state-file=off;cache=8;cache=9|") && calls[1].contains("-fa on"), "{calls:?}");
+    assert!(
+        calls[1].starts_with("inner=CUDA0;log=debug;state-file=off;cache=8;cache=9|") && calls[1].contains("-fa on"),
+        "{calls:?}"
+    );
     assert!(calls.iter().all(|call| call.contains("-ngl 7") && !call.contains("-ngl 99")), "{calls:?}");
 }
 
@@ -210,7 +204,10 @@ fn a_dry_run_prints_both_commands() {
     assert_eq!((status, host.calls().len()), (Some(0), 0));
     let lines: Vec<&str> = output.lines().collect();
     assert!(lines[1].contains("/llama-bench -m ") && lines[1].contains("-ncmoe 5"), "{output}");
-    assert!(lines[2].starts_with("GGML_MOE='inner=CUDA0;log=debug;state-file=off;cache=3' GGML_BACKEND_PATH=/"), "{output}");
+    assert!(
+        lines[2].starts_with("GGML_MOE='inner=CUDA0;log=debug;state-file=off;cache=3' GGML_BACKEND_PATH=/"),
+        "{output}"
+    );
     assert!(!host.path("runs.jsonl").exists());
 }
 

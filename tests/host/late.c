@@ -8,6 +8,7 @@
  *   MOE_HOST_SEED   seed of the delays
  *   MOE_HOST_KEEP   keep pointers to the weights and ids of expert products until a graph has run, as the Vulkan backend does; otherwise all
  *                   is copied when a graph is taken, as the CUDA backend does
+ *   MOE_HOST_REACH  its memory is the host's, as that of integrated GPUs: the plugin lets its kernels write to host memory
  *   MOE_HOST_FINITE end the process when a product of experts is not a number
  *
  * What makes early or missing waits show: memory of hosts is read and written when a copy runs and not before; synchronous copies are
@@ -150,6 +151,11 @@ static void event_synchronize(ggml_backend_dev_t dev, ggml_backend_event_t event
 static const char * buffer_type_name(ggml_backend_buffer_type_t buft) {
     (void) buft;
     return DEVICE;
+}
+
+static bool is_host(ggml_backend_buffer_type_t buft) {
+    (void) buft;
+    return getenv("MOE_HOST_REACH") != NULL;
 }
 
 static size_t alignment(ggml_backend_buffer_type_t buft) {
@@ -313,7 +319,7 @@ __attribute__((constructor)) static void register_late(void) {
     }
     late_buffer_type = (struct ggml_backend_buffer_type) {
         .device = &late_device,
-        .iface = { .get_name = buffer_type_name, .alloc_buffer = alloc_buffer, .get_alignment = alignment },
+        .iface = { .get_name = buffer_type_name, .alloc_buffer = alloc_buffer, .get_alignment = alignment, .is_host = is_host },
     };
     late_device = (struct ggml_backend_device) {
         .reg = &reg,

@@ -53,6 +53,7 @@ fn complaints(log: &str) -> Vec<&str> {
         "version ",
         " pinned",
         "experts are copied when used",
+        ": request ",
     ];
     log.lines().filter(|line| line.contains("ggml-moe: ") && !ordinary.iter().any(|word| line.contains(word))).collect()
 }

@@ -32,8 +32,13 @@ fn be_late(command: &mut Command, keys: &str) {
     let seed = keys.split(';').find_map(|key| key.strip_prefix("debug-late=")).unwrap_or("1");
     // A provider whose code computes in any memory of its device.
     preload(command, "host/late").env("MOE_HOST_LATE", "MUSA").env("MOE_HOST_SEED", seed).env("MOE_HOST_FINITE", "1");
-    if seed.parse::<u32>().is_ok_and(|seed| seed % 2 == 1) {
+    let seed = seed.parse::<u32>().unwrap_or(0);
+    if seed & 1 != 0 {
         command.env("MOE_HOST_KEEP", "1");
+    }
+    // Two kinds of devices: blocks run ahead of the host where the device reaches its memory.
+    if seed & 2 != 0 {
+        command.env("MOE_HOST_REACH", "1");
     }
 }
 

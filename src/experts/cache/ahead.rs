@@ -21,7 +21,7 @@ use super::lane::{Lane, MOST_PAIRS};
 use super::{Cache, Candidate};
 use crate::abi::inner;
 use crate::abi::own::{F32, Form, I32, OwnTensor};
-use crate::abi::tensor::{Patch, Tensor};
+use crate::abi::tensor::{Patch, Retired, Tensor};
 use crate::device::Device;
 use crate::experts::residency::Reader;
 use crate::experts::shape::{Block, GroupId, Shape};
@@ -37,14 +37,20 @@ const LOOKS: u32 = 256;
 pub(crate) struct Staged<'a> {
     pub(crate) operands: Operands<'a>,
     // Dropped before what the nodes are made to read.
-    _patches: Vec<Patch<'a>>,
-    _read: Vec<OwnTensor>,
+    patches: Vec<Patch<'a>>,
+    read: Vec<OwnTensor>,
     nodes: Vec<OwnTensor>,
     /// Stands for everything that was patched or put in front.
     pub(crate) variant: u64,
 }
 
 impl Staged<'_> {
+    /// It was handed on: restores the host's nodes, and keeps what the device may still look at until the stream is idle.
+    pub(crate) fn retire(self) -> impl Iterator<Item = Retired> {
+        let patched = self.patches.into_iter().filter_map(Patch::retire).collect::<Vec<_>>();
+        patched.into_iter().chain(self.read.into_iter().chain(self.nodes).map(OwnTensor::retire))
+    }
+
     /// The nodes to put in front of the block.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = Tensor<'_>> {
         self.nodes.iter().map(OwnTensor::tensor)
@@ -200,7 +206,7 @@ impl Cache {
         let (patches, read, variant) = self.patched(run, operands.group, used, tokens)?;
         let mut all = vec![numbers, slots_of, activations, order, read];
         all.extend(given);
-        Ok(Staged { _patches: patches, operands, _read: all, nodes, variant })
+        Ok(Staged { patches, operands, read: all, nodes, variant })
     }
 
     /// A staged block is about to be handed on; the block before was answered.
