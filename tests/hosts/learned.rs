@@ -211,7 +211,7 @@ fn keys_change_no_result() {
     for more in [
         "moe-expert-cache=8;upload-chunk-kb=3;wait-swaps=on;swap-lead=1",
         "cache=4;policy=layers",
-        "cache=4;policy=frequency;swaps-per-step=0",
+        "cache=4;policy=frequency;swaps-per-step=1",
         "cache=4;link-gbs=0.5",
     ] {
         let finished = decode(&format!("inner=CPU;log=debug;{more}"), 1);

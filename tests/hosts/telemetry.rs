@@ -168,7 +168,7 @@ fn requests_add_up_and_the_socket_answers() {
     {
         assert_eq!(last["devices"][0]["counters"][counter], total(&log, counter), "{}", finished.report(counter));
     }
-    let start = finished.lines_with("expert cache of 6 MiB on CPU");
+    let start = finished.lines_with("expert cache of ");
     assert!(
         start.len() == 1 && start[0].contains("of 192 experts") && start[0].contains("uses should hit"),
         "{start:?}"
