@@ -95,6 +95,8 @@ impl Host {
             .arg(plugin())
             .args(case);
         command.env("GGML_MOE", keys).env_remove("GGML_BACKEND_PATH").env_remove("LLAMA_ARG_DEVICE");
+        // What is learned of these models is of no use to the user's own file.
+        command.env("LLAMA_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/state"));
         if let Some(folder) = &self.instead {
             command.env("LD_LIBRARY_PATH", folder);
         }

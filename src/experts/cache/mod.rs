@@ -171,7 +171,7 @@ pub(crate) enum NoCache {
     #[error("{0}")]
     Unsuitable(String),
     /// Memory is missing.
-    #[error("no memory for it on {0}")]
+    #[error("what it may have is less than one expert and what the cache itself needs on {0}; set cache to more")]
     NoMemory(String),
     /// There is not enough memory beside what others have; later there may be.
     #[error("no room for it yet")]

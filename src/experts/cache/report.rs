@@ -16,6 +16,11 @@ pub(crate) struct Moved {
     pub(crate) evictions: u64,
 }
 
+/// Rounded to the nearest, as people count.
+fn mib(bytes: usize) -> usize {
+    (bytes >> 19).div_ceil(2)
+}
+
 impl Cache {
     /// One line: what is on, and why. `may` is the memory that it may grow to now.
     pub(super) fn announce(&mut self, device: &Device, may: usize) {
@@ -27,12 +32,12 @@ impl Cache {
         let (now, then) = (self.arena_bytes(), slots.iter().sum::<u32>());
         let size = match device.cache_size() {
             CacheSize::Auto if u64::from(then) > state.slots => {
-                format!("to begin with; after 64 tokens {} MiB, what is free less {}", may >> 20, device.limit_words())
+                format!("to begin with; after 64 tokens {} MiB, what is free less {}", mib(may), device.limit_words())
             }
             CacheSize::Auto => format!("what is free less {}, or all experts", device.limit_words()),
             CacheSize::SlotsPerLayer(slots) => format!("{slots} experts of each layer, as moe-expert-cache says"),
-            CacheSize::Mib(mib) if mib > (now >> 20) + 1 => {
-                format!("cache={mib} allows more than there is room or use for")
+            CacheSize::Mib(wanted) if wanted > mib(now) + 1 => {
+                format!("cache={wanted} allows more than there is room or use for")
             }
             CacheSize::Mib(_) | CacheSize::Off => "as cache= says".to_owned(),
         };
@@ -40,7 +45,7 @@ impl Cache {
             "{}: expert cache of {} MiB on {} ({size}): room for {} of {} experts ({:.0}%); the others are computed in RAM by {}; about \
              {:.0}% of uses should hit ({})",
             device.label(),
-            now >> 20,
+            mib(now),
             device.inner_name,
             then.max(u32::try_from(state.slots).unwrap_or(0)),
             state.blocks,
