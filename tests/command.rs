@@ -123,6 +123,13 @@ fn what_cannot_be_simulated_is_told() {
     assert!(refused(&["sim", path, "--redraw", "all"]).contains("go with a preset"));
 }
 
+#[test]
+fn what_is_too_large_to_simulate_is_told() {
+    assert!(refused(&["sim", "gpt-oss", "--tokens", "99999999999999", "--layers", "1"]).contains("too long"));
+    assert!(refused(&["sim", "/dev/zero"]).contains("no regular file"));
+    assert!(refused(&["state", "show", "--file", "/dev/zero"]).contains("no regular file"));
+}
+
 const STATE: &str = "format = 1\n\n[model aa11]\nstamp = 5\ntokens = 100\nheat.blk.10.gate = 0 0 0 0 0 0 0 0 0 0\nheat.blk.9.gate = 600 200 50 50 50 \
                      50 0 0 0 0\n\n[model ab22]\nstamp = 5\ntokens = 300\nheat.g = 1 1 1 1\n";
 

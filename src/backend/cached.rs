@@ -171,7 +171,7 @@ impl Backend {
                 self.device.board.clear_cache(Some(&error));
                 self.inner.synchronize();
                 drop(cache);
-                self.device.give_up_cache();
+                self.device.postpone_cache();
                 self.device.put_cache(None);
             }
         }

@@ -46,7 +46,7 @@ impl Backend {
             } else {
                 log::notice(&format!("{}: the cache is dropped: a graph failed", self.device.label()));
                 drop(cache);
-                self.device.give_up_cache();
+                self.device.postpone_cache();
                 self.device.put_cache(None);
             }
         }

@@ -152,8 +152,12 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<Answer, CommandError> {
     if arguments.host.dry_run {
         return Ok(Answer { text: dry, good: true });
     }
-    keep(arguments, &report)?;
-    Ok(Answer { text: format!("{}\n{}", report.table(), report.verdict()), good: report.void().is_none() })
+    // What was measured is shown also when it cannot be kept.
+    let (kept, good) = match keep(arguments, &report) {
+        Ok(()) => (String::new(), report.void().is_none()),
+        Err(CommandError::Usage(why) | CommandError::Failed(why)) => (format!("bench: not kept: {why}\n"), false),
+    };
+    Ok(Answer { text: format!("{}\n{kept}{}", report.table(), report.verdict()), good })
 }
 
 impl Job<'_> {

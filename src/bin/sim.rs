@@ -1,5 +1,6 @@
 //! `ggml-moe sim`: arguments, files and output of the simulator. The figures are made in `ggml_moe::sim`.
 
+use std::io::Read as _;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -166,10 +167,21 @@ fn settings(arguments: &SimArguments) -> Result<Settings, String> {
     })
 }
 
+/// Uses of experts of the longest synthetic trace.
+const MOST_USES: usize = 1 << 29;
+/// Bytes of the largest trace that is read.
+const MOST_BYTES: u64 = 2 << 30;
+/// Experts of a layer that a trace may have.
+const MOST_EXPERTS: usize = 1 << 20;
+
 fn synthetic(preset: &Preset, arguments: &SimArguments) -> Result<Vec<Trace>, String> {
     let layers = arguments.layers.unwrap_or(preset.layers);
     if layers == 0 || arguments.tokens < 2 {
         return Err("a trace needs a layer and two tokens".to_owned());
+    }
+    let uses = arguments.tokens.saturating_mul(layers as usize).saturating_mul(usize::from(preset.used));
+    if uses > MOST_USES {
+        return Err(format!("a trace of {uses} uses is too long; {MOST_USES} are the most"));
     }
     let redraw = arguments.redraw.map(|what| match what {
         RedrawArgument::Ranks => (arguments.tokens, Redraw::Ranks),
@@ -186,7 +198,16 @@ fn file(arguments: &SimArguments) -> Result<Trace, String> {
         return Err(format!("--redraw and --write go with a preset: {known}"));
     }
     let path = &arguments.source;
-    let bytes = std::fs::read(path).map_err(|error| format!("{path}: {error}; presets: {known}"))?;
+    let told = |error: std::io::Error| format!("{path}: {error}; presets: {known}");
+    let file = std::fs::File::open(path).map_err(told)?;
+    if !file.metadata().map_err(told)?.is_file() {
+        return Err(format!("{path}: it is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(told)?;
+    if bytes.len() as u64 > MOST_BYTES || arguments.experts.is_some_and(|experts| experts > MOST_EXPERTS) {
+        return Err(format!("{path}: a trace has {} MiB and {MOST_EXPERTS} experts at most", MOST_BYTES >> 20));
+    }
     Trace::read(&bytes, arguments.experts).map_err(|error| format!("{path}: {error}"))
 }
 

@@ -75,8 +75,7 @@ fn default_path() -> Option<PathBuf> {
 /// Reads a file without setting a broken one aside: the user looks at it.
 fn read(path: &Path) -> Result<State, String> {
     let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let text = std::fs::read(path).map_err(|error| told(&error))?;
-    let text = String::from_utf8(text).map_err(|error| told(&error))?;
+    let text = statestore::text(path).map_err(|error| told(&error))?;
     State::parse(&text).map_err(|error| told(&error))
 }
 

@@ -21,8 +21,8 @@ const WRITE_TOKENS: u32 = 4096;
 /// Time between two writes, if so many tokens were decoded.
 const WRITE_US: u64 = 180_000_000;
 const LEAST_TOKENS: u32 = 64;
-/// How long the end of a model waits for the disk.
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// How long the end of a model waits for the disk. A slower one is written to all the same, if the process goes on; hosts hold locks meanwhile.
+const LONGEST_WAIT: Duration = Duration::from_millis(250);
 
 /// A write under way.
 struct Writing {
