@@ -77,6 +77,14 @@ pub fn edit(path: &Path, change: impl FnOnce(&mut State)) -> io::Result<Option<N
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder)?;
     }
+    // Nothing is put beside a file that is none of ours.
+    match bytes(path) {
+        Ok(bytes) if !bytes.is_empty() && !is_ours(path, &bytes) => {
+            return Err(io::Error::other("it is no state file"));
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(_) | Err(_) => {}
+    }
     let _lock = lock(&beside(path, "lock"))?;
     let (mut state, note) = read(path);
     if let Some(Note::Ignored { error }) = note {
