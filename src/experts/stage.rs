@@ -5,26 +5,22 @@
 //! Invariants: a buffer is written when the stream has passed the block that read it last (`fill` is called behind it); a block runs when its
 //! buffer is full (`open`). Experts keep their place within the tensor, so the host's ids stay valid and nobody reads them.
 //! Threads: the one that drives the backend. Does not: choose which passes are long (`backend` does).
-// UNSAFETY: addresses of RAM are handed to copies; the block says what bounds them.
-#![expect(unsafe_code, reason = "addresses of RAM are handed to copies")]
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::cache::Cache;
+use super::cache::{Cache, uploads};
 use super::plain;
 use crate::abi::inner;
 use crate::abi::tensor::{Patch, Tensor};
 use crate::buffer::{Buffer, BufferError};
 use crate::device::Device;
-use crate::gpu::{Mark, Memory, Place, Rows};
+use crate::gpu::{Mark, Memory, Place};
 use crate::graph::TensorKey;
 
 /// Buffers of a ring: one is read while the other is filled.
 const DEPTH: usize = 2;
 /// Alignment of tensors in a buffer.
 const ALIGNMENT: usize = 256;
-/// What drivers take into memory of their own at once.
-const TAKEN_BYTES: usize = 256 << 10;
 
 /// The ring of one device.
 #[derive(Debug)]
@@ -158,7 +154,7 @@ fn bring(device: &Device, weight: Tensor<'_>, target: Place<'_>, cache: Option<&
             end += 1;
         }
         let bytes = (end - first) * expert_bytes;
-        upload(device, at(first), weight.data() + first * expert_bytes, bytes)?;
+        uploads::upload(device, at(first), weight.data() + first * expert_bytes, bytes)?;
         from_ram += bytes as u64;
         first = end;
     }
@@ -166,24 +162,4 @@ fn bring(device: &Device, weight: Tensor<'_>, target: Place<'_>, cache: Option<&
     let padding = Place { address: target.address + whole, ..target };
     device.driver().fill(padding, 0, plain::slot_bytes(device, weight) - whole)?;
     Ok(from_ram)
-}
-
-/// Copies from RAM of the model.
-fn upload(device: &Device, target: Place<'_>, source: usize, bytes: usize) -> Result<(), BufferError> {
-    let source = core::ptr::with_exposed_provenance::<core::ffi::c_void>(source);
-    // SAFETY: the bytes are experts of a weight that lies in RAM of the model, which stays while graphs run on it; the driver is waited for
-    // before it goes (`Device::drop_cache`).
-    if unsafe { device.driver().upload(target, source, Rows::one(bytes)) }.is_ok() {
-        return Ok(());
-    }
-    // CUDA refuses a copy from memory of which a part is registered, as it is while registration goes on behind us.
-    let mut done = 0;
-    while done < bytes {
-        let piece = TAKEN_BYTES.min(bytes - done);
-        let place = Place { address: target.address + done, ..target };
-        // SAFETY: as above.
-        unsafe { device.driver().upload_taking(place, source.wrapping_byte_add(done), Rows::one(piece)) }?;
-        done += piece;
-    }
-    Ok(())
 }

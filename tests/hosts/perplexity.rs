@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::summary::ran_in_blocks;
+use crate::summary::{largest, ran_in_blocks};
 use crate::support::process::{Finished, run};
 use crate::support::stock::{OVER_CPU, Side, tool};
 use crate::support::{fixture, fixture_model, text};
@@ -83,6 +83,21 @@ fn equal_with_quantized_keys_and_values() {
 fn host_threads_reach_the_inner_device() {
     let one_token = |threads| figures(&perplexity(OVER_CPU, threads, 2, &["-ub", "1", "-b", "1"]));
     assert_ne!(one_token(1), one_token(2));
+}
+
+/// Passes whose experts are brought as a whole, from RAM alone, and from a cache that they fill on their way.
+#[test]
+fn long_passes_equal_stock() {
+    for batch in ["16", "512"] {
+        let more = ["-ub", batch];
+        let stock = figures(&perplexity(Side::Stock, 2, 3, &more));
+        for keys in ["stream-min-tokens=9", "stream-min-tokens=9;cache=8;debug-poison=on"] {
+            let keys = format!("inner=CPU;log=debug;{keys}");
+            let finished = perplexity(Side::Plugin { keys: &keys, device: "MoE0" }, 2, 3, &more);
+            assert_eq!(figures(&finished), stock, "{}", finished.report(&keys));
+            assert!(largest(&finished.log(), "streamed_blocks") > 0, "{}", finished.report("no long pass"));
+        }
+    }
 }
 
 /// Graph views are an optimisation over ggml's private layout; the public way must give the same figures.

@@ -23,7 +23,7 @@ mod report;
 mod resize;
 mod room;
 mod steering;
-mod uploads;
+pub(crate) mod uploads;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

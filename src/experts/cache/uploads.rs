@@ -22,8 +22,8 @@ const LONGEST_LOOK: Duration = Duration::from_millis(100);
 /// Time between two looks.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// Copies an expert's matrix to its slot.
-pub(super) fn upload(device: &Device, target: Place<'_>, source: usize, bytes: usize) -> Result<(), BufferError> {
+/// Copies matrices of experts that lie one behind the other, to a slot or to staging.
+pub(crate) fn upload(device: &Device, target: Place<'_>, source: usize, bytes: usize) -> Result<(), BufferError> {
     let source = core::ptr::with_exposed_provenance::<c_void>(source);
     let largest = device.expert_settings().upload_chunk_kb.map_or(bytes, |kib| kib as usize * 1024);
     pieces(bytes, largest, |done, piece| {
