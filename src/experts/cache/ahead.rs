@@ -211,8 +211,8 @@ impl Cache {
 
     /// A staged block is about to be handed on; the block before was answered.
     pub(crate) fn arm(&self, number: usize, operands: &Operands<'_>) {
-        Lane::unwrite(self.lane.arrivals(number), operands.used * operands.tokens);
-        Lane::unwrite(self.lane.inputs(), operands.row * operands.rows);
+        self.lane.unwrite(self.lane.arrivals(number), operands.used * operands.tokens);
+        self.lane.unwrite(self.lane.inputs(), operands.row * operands.rows);
     }
 
     /// The block was handed on: waits for its ids, and gives the rows of missed experts.
@@ -221,7 +221,7 @@ impl Cache {
         let pairs = used * tokens;
         let place = self.lane.arrivals(run.number);
         let begin = Instant::now();
-        Self::arrive(run.inner, place, pairs);
+        self.arrive(run.inner, place, pairs);
         let wait_ns = since_ns(begin);
         // What the device did before this part is done.
         let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, wait_ns, ..Outcome::default() };
@@ -246,7 +246,7 @@ impl Cache {
         if missed.is_empty() {
             return Ok(outcome);
         }
-        Self::arrive(run.inner, self.lane.inputs(), row * rows);
+        self.arrive(run.inner, self.lane.inputs(), row * rows);
         if run.device.poisons() {
             self.lane.poison_results();
         }
@@ -266,10 +266,10 @@ impl Cache {
     }
 
     /// Looks until all of these words have arrived.
-    fn arrive(inner: &inner::Backend, place: *mut u8, words: usize) {
+    fn arrive(&self, inner: &inner::Backend, place: *mut u8, words: usize) {
         let start = Instant::now();
         let mut looks = 0_u32;
-        while !Lane::are_written(place, words) {
+        while !self.lane.are_written(place, words) {
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(LOOKS) && start.elapsed() > PATIENCE {
                 inner.synchronize();

@@ -175,21 +175,27 @@ impl Lane {
     }
 
     /// Marks words as not written by the device yet.
-    pub(crate) fn unwrite(place: *mut u8, words: usize) {
-        for word in Self::words(place, words) {
+    pub(crate) fn unwrite(&self, place: *mut u8, words: usize) {
+        for word in self.words(place, words) {
             word.store(UNWRITTEN, Ordering::Relaxed);
         }
     }
 
     /// Whether the device has written all of these words.
-    pub(crate) fn are_written(place: *mut u8, words: usize) -> bool {
-        let all = Self::words(place, words).iter().all(|word| word.load(Ordering::Relaxed) != UNWRITTEN);
+    pub(crate) fn are_written(&self, place: *mut u8, words: usize) -> bool {
+        let all = self.words(place, words).iter().all(|word| word.load(Ordering::Relaxed) != UNWRITTEN);
         core::sync::atomic::fence(Ordering::Acquire);
         all
     }
 
-    fn words<'a>(place: *mut u8, words: usize) -> &'a [AtomicU32] {
-        // SAFETY: callers pass a place of the lane and no more words than it has there; the device writes whole words.
+    /// Words of the lane that the device writes; none if they do not lie in it.
+    fn words(&self, place: *mut u8, words: usize) -> &[AtomicU32] {
+        let inside = self.host.contains(place.addr(), words.saturating_mul(WORD)) && place.addr().is_multiple_of(WORD);
+        debug_assert!(inside, "words outside the lane");
+        if !inside {
+            return &[];
+        }
+        // SAFETY: the words lie in the mapping, which lives as long as the lane, at a multiple of their size; the device writes whole words.
         unsafe { core::slice::from_raw_parts(place.cast::<AtomicU32>(), words) }
     }
 
