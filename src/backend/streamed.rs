@@ -68,7 +68,7 @@ impl Backend {
         // What was queued before may still read the ring.
         self.device.driver().follow(&self.inner).map_err(BufferError::from)?;
         for (number, block) in blocks.iter().enumerate().take(Ring::DEPTH) {
-            state.counters.expert_bytes += ring.fill(self.device, number, block, cache.as_deref_mut())?;
+            state.counters.expert_bytes += ring.fill(self.device, number, block, None, cache.as_deref_mut())?;
         }
         let mut number = 0;
         for step in &planned.plan.steps {
@@ -94,7 +94,7 @@ impl Backend {
             if let Some(next) = blocks.get(number + Ring::DEPTH) {
                 self.device.driver().follow(&self.inner).map_err(BufferError::from)?;
                 state.counters.expert_bytes +=
-                    ring.fill(self.device, number + Ring::DEPTH, next, cache.as_deref_mut())?;
+                    ring.fill(self.device, number + Ring::DEPTH, next, None, cache.as_deref_mut())?;
             }
             number += 1;
         }

@@ -7,6 +7,7 @@
 //! Threads: the one that drives the backend. Does not: choose which passes are long (`backend` does).
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 
 use super::cache::{Cache, uploads};
 use super::plain;
@@ -89,12 +90,13 @@ impl Ring {
         self.bytes
     }
 
-    /// Begins to bring a block's experts into the buffer of its number. Returns the bytes that come from RAM.
+    /// Begins to bring a block's experts into the buffer of its number: all, or those of `used`. Returns the bytes that come from RAM.
     pub(crate) fn fill(
         &mut self,
         device: &Device,
         number: usize,
         block: &Brought<'_>,
+        used: Option<&[Range<usize>]>,
         mut cache: Option<&mut Cache>,
     ) -> Result<u64, BufferError> {
         let buffer = &mut self.buffers[number % DEPTH];
@@ -105,7 +107,7 @@ impl Ring {
             }
             let cache = cache.as_deref();
             let target = Place { memory: &*buffer.memory, address: buffer.memory.base() + offset };
-            from_ram += bring(device, weight, target, cache)?;
+            from_ram += bring(device, weight, target, used, cache)?;
         }
         buffer.full = Some(device.driver().mark()?);
         Ok(from_ram)
@@ -134,32 +136,83 @@ impl Ring {
     }
 }
 
-/// Copies all experts of a weight, and zeroes what kernels read behind the last.
-fn bring(device: &Device, weight: Tensor<'_>, target: Place<'_>, cache: Option<&Cache>) -> Result<u64, BufferError> {
-    let (experts, expert_bytes) = (usize::try_from(weight.ne()[2]).unwrap_or(0), weight.nb()[2]);
-    let at = |expert: usize| Place { address: target.address + expert * expert_bytes, ..target };
-    let located = cache.and_then(|cache| cache.locate(weight.data()));
-    let resident = |expert: usize| located.as_ref().and_then(|located| located.find(expert));
-    let mut from_ram = 0;
-    let mut first = 0;
-    while first < experts {
-        if let Some(source) = resident(first)
-            && device.driver().copy(at(first), source, expert_bytes)?
-        {
-            first += 1;
+/// Where experts of a weight come from.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Sources {
+    /// From the device, one by one.
+    resident: Vec<usize>,
+    /// From RAM: runs of neighbours, each one copy.
+    missing: Vec<Range<usize>>,
+}
+
+/// Divides experts, given as runs in ascending order, by where they come from.
+fn divide(wanted: &[Range<usize>], resident: impl Fn(usize) -> bool) -> Sources {
+    let mut sources = Sources::default();
+    for expert in wanted.iter().cloned().flatten() {
+        if resident(expert) {
+            sources.resident.push(expert);
             continue;
         }
-        let mut end = first + 1;
-        while end < experts && resident(end).is_none() {
-            end += 1;
+        match sources.missing.last_mut() {
+            Some(run) if run.end == expert => run.end += 1,
+            _ => sources.missing.push(expert..expert + 1),
         }
-        let bytes = (end - first) * expert_bytes;
-        uploads::upload(device, at(first), weight.data() + first * expert_bytes, bytes)?;
-        from_ram += bytes as u64;
-        first = end;
     }
+    sources
+}
+
+/// Brings experts of a weight to their places behind `target`: all of them, or the runs of `used`, in ascending order. What kernels read behind
+/// the last expert is zero, and what they read behind a run is that of the next expert or zero. Returns the bytes that come from RAM.
+pub(crate) fn bring(
+    device: &Device,
+    weight: Tensor<'_>,
+    target: Place<'_>,
+    used: Option<&[Range<usize>]>,
+    cache: Option<&Cache>,
+) -> Result<u64, BufferError> {
+    let (experts, expert_bytes) = (usize::try_from(weight.ne()[2]).unwrap_or(0), weight.nb()[2]);
+    let at = |expert: usize| Place { address: target.address + expert * expert_bytes, ..target };
+    let all = [0..experts];
+    let wanted = used.unwrap_or(&all);
+    let located = cache.and_then(|cache| cache.locate(weight.data()));
+    let find = |expert: usize| located.as_ref().and_then(|located| located.find(expert));
+    let mut sources = divide(wanted, |expert| find(expert).is_some());
     let whole = weight.bytes();
     let padding = Place { address: target.address + whole, ..target };
     device.driver().fill(padding, 0, plain::slot_bytes(device, weight) - whole)?;
+    for &expert in &sources.resident {
+        let Some(source) = find(expert) else { continue };
+        if !device.driver().copy(at(expert), source, expert_bytes)? {
+            sources = divide(wanted, |_| false);
+            break;
+        }
+    }
+    let mut from_ram = 0;
+    let mut bring = |start: usize, end: usize| {
+        from_ram += (end - start) as u64;
+        let place = Place { address: target.address + start, ..target };
+        uploads::upload(device, place, weight.data() + start, end - start)
+    };
+    for run in &sources.missing {
+        bring(run.start * expert_bytes, run.end * expert_bytes)?;
+    }
+    // Kernels read past the last row of an expert whose neighbour was not asked for.
+    for end in wanted.iter().map(|run| run.end * expert_bytes).filter(|end| *end < whole) {
+        bring(end, (end + plain::RUN_PADDING.min(expert_bytes)).min(whole))?;
+    }
     Ok(from_ram)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_that_are_missing_are_one_copy() {
+        let held = |expert: usize| [2, 3, 6].contains(&expert);
+        assert_eq!(divide(&[0..8], held), Sources { resident: vec![2, 3, 6], missing: vec![0..2, 4..6, 7..8] });
+        assert_eq!(divide(&[1..3, 5..6, 7..8], held), Sources { resident: vec![2], missing: vec![1..2, 5..6, 7..8] });
+        assert_eq!(divide(&[0..4, 4..8], |_| false).missing, [0..8]);
+        assert_eq!(divide(&[], held), Sources::default());
+    }
 }
