@@ -50,8 +50,8 @@ impl Backend {
         if blocks.is_empty() {
             return None;
         }
-        if self.device.has_ring() {
-            // A long pass is over: its memory goes back.
+        if self.device.ring_is_idle() {
+            // No long pass came for a while: its memory goes back.
             self.inner.synchronize();
             self.device.drop_ring();
         }

@@ -9,6 +9,7 @@
 
 mod ahead;
 mod cached;
+mod fetched;
 mod streamed;
 
 use std::collections::HashSet;
@@ -60,8 +61,10 @@ struct Planned {
     all: Vec<Candidate>,
     /// The same steps, as they are handed on when blocks run ahead.
     pieces: Vec<ahead::Piece>,
-    /// Some blocks' experts are brought as a whole.
+    /// Some blocks' experts may be brought.
     is_streamed: bool,
+    /// What the cost model is asked about such a pass.
+    middle: Option<fetched::Middle>,
     /// Its tokens, if it holds experts.
     pass: Option<PassShape>,
 }
@@ -180,7 +183,7 @@ impl Backend {
         }
         let nodes = graph.nodes();
         if planned.is_streamed
-            && let Some(outcome) = self.run_streamed(state, graph, &nodes, planned)
+            && let Some(outcome) = self.run_long(state, graph, &nodes, planned)
         {
             return outcome;
         }
@@ -230,7 +233,7 @@ impl Backend {
             let candidate = pattern.map(|pattern| Candidate { products: products.to_vec(), pattern });
             all.extend(candidate.clone());
             let tokens = products.first().and_then(|&product| nodes[product].source(2)).map_or(0, |ids| ids.ne()[1]);
-            if self.device.streams(tokens) {
+            if self.device.may_bring(tokens) {
                 return Treatment::Streamed;
             }
             let Some(candidate) = candidate.filter(|candidate| cache::suits(nodes, candidate)) else {
@@ -246,7 +249,8 @@ impl Backend {
         let pieces = ahead::pieces(&plan);
         let is_streamed = plan.steps.iter().any(|step| matches!(step, Step::Streamed { .. }));
         let all = if is_streamed { all } else { Vec::new() };
-        Planned { plan, blocks, all, pieces, is_streamed, pass: pass_shape(nodes) }
+        let middle = fetched::Middle::new(nodes, &plan, &all);
+        Planned { plan, blocks, all, pieces, is_streamed, middle, pass: pass_shape(nodes) }
     }
 
     fn run_step(

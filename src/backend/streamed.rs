@@ -17,13 +17,14 @@ use crate::graph::Step;
 use crate::telemetry::log;
 
 impl Backend {
-    /// Runs a graph with blocks whose experts are brought as a whole; `None` if there is no memory for it now.
+    /// Runs a graph with blocks whose experts are brought, as a whole or those that they use; `None` if there is no memory for it now.
     pub(super) fn run_streamed(
         &self,
         state: &mut State,
         graph: Graph<'_>,
         nodes: &[Tensor<'_>],
         planned: &Planned,
+        fetch: bool,
     ) -> Option<Result<Status, BackendError>> {
         let blocks = planned.plan.steps.iter().filter_map(|step| match step {
             Step::Streamed { products, .. } => {
@@ -35,7 +36,12 @@ impl Backend {
         let bytes = blocks.iter().map(Brought::bytes).max()?;
         let mut ring = self.device.take_ring(bytes)?;
         let mut cache = if planned.all.is_empty() { None } else { self.take_cache_for(nodes, &planned.all) };
-        let outcome = self.run_brought(state, graph, nodes, planned, (&mut ring, &blocks, cache.as_mut()));
+        let brought = (&mut ring, blocks.as_slice(), cache.as_mut());
+        let outcome = if fetch {
+            self.run_fetched(state, graph, nodes, planned, brought)
+        } else {
+            self.run_brought(state, graph, nodes, planned, brought)
+        };
         let good = matches!(outcome, Ok(Status::SUCCESS));
         if !good || self.device.has_several_backends() || !self.device.driver().waits_for_uses() {
             self.inner.synchronize();

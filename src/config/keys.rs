@@ -3,6 +3,7 @@
 //! `docs/keys.md` and the command's `keys` are generated from it, so they cannot disagree with the parser.
 
 use super::expert_keys as experts;
+use super::pass_keys as passes;
 use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail, Socket};
 
 /// One key of `GGML_MOE`.
@@ -122,20 +123,8 @@ pub static KEYS: &[Key] = &[
             Ok(())
         },
     },
-    Key {
-        name: "stream-min-tokens",
-        default: "32",
-        unit: "tokens",
-        range: "9 to 1000000000",
-        effect: "Tokens of a pass from which on the experts of a layer are brought to the device as a whole, while it computes the layers before: those that the cache holds from there, the others from RAM. Shorter passes read or copy the experts that they use.",
-        reason: "From 32 tokens on most models use nearly all experts of a layer.",
-        test_only: false,
-        apply: |config, value| {
-            config.stream_min_tokens =
-                value.parse().ok().filter(|tokens| (9..=1_000_000_000).contains(tokens)).ok_or(())?;
-            Ok(())
-        },
-    },
+    passes::STREAM_MIN_TOKENS,
+    passes::MIDDLE_PASSES,
     Key {
         name: "vram-budget-mb",
         default: "what is free",

@@ -9,6 +9,7 @@ mod expert_keys;
 mod experts;
 mod keys;
 mod parse;
+mod pass_keys;
 
 pub use experts::{ExpertSettings, PolicyOrder, StateFile};
 pub use keys::{KEYS, Key, markdown};
@@ -81,6 +82,19 @@ pub enum CacheSize {
     SlotsPerLayer(u32),
 }
 
+/// What passes of more than 8 tokens do that do not bring all experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MiddlePasses {
+    /// What the cost model says.
+    Auto,
+    /// The experts that are used are brought.
+    Fetch,
+    /// The device computes with what the cache holds, the processor with the rest.
+    Cpu,
+    /// The device reads experts where they are, or they are copied before each product.
+    Place,
+}
+
 /// Whether and where the counters can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Socket {
@@ -107,8 +121,10 @@ pub struct Config {
     pub cache: CacheSize,
     /// Device memory that the cache leaves free, in MiB.
     pub vram_reserve_mb: u64,
-    /// Tokens of a pass from which on all experts are brought to the device.
-    pub stream_min_tokens: u64,
+    /// Tokens of a pass from which on all experts are brought to the device; `None` leaves it to the cost model.
+    pub stream_min_tokens: Option<u64>,
+    /// What passes between those of single tokens and those do.
+    pub middle_passes: MiddlePasses,
     /// The most device memory of all that is ours, in MiB; `None` is what is free.
     pub vram_budget_mb: Option<u64>,
     /// Threads that compute experts in RAM; `None` is what the host uses.
@@ -148,7 +164,8 @@ impl Default for Config {
             pin_budget_mb: None,
             cache: CacheSize::Auto,
             vram_reserve_mb: 384,
-            stream_min_tokens: 32,
+            stream_min_tokens: None,
+            middle_passes: MiddlePasses::Auto,
             vram_budget_mb: None,
             threads: None,
             experts: ExpertSettings::default(),

@@ -155,6 +155,7 @@ impl Device {
 
     /// Takes the ring for long passes, made or grown for blocks of so many bytes; `None` while another backend has it, or without memory.
     pub(crate) fn take_ring(&self, bytes: usize) -> Option<Ring> {
+        self.note_ring_use();
         if let Some(ring) = self.experts.ring.take()?.filter(|ring| ring.bytes() >= bytes) {
             return Some(ring);
         }
@@ -188,11 +189,6 @@ impl Device {
     /// Frees the ring, if nobody has it. The stream was waited for.
     pub(crate) fn drop_ring(&self) {
         drop(self.experts.ring.remove());
-    }
-
-    /// Whether a pass of so many tokens brings all experts to the device.
-    pub(crate) fn streams(&self, tokens: i64) -> bool {
-        u64::try_from(tokens).is_ok_and(|tokens| tokens >= self.config.stream_min_tokens)
     }
 
     /// A backend was opened.

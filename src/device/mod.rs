@@ -9,6 +9,7 @@
 mod experts;
 mod held;
 mod memory;
+mod passes;
 
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -27,6 +28,7 @@ use crate::telemetry::{Board, log, service};
 use experts::Experts;
 use memory::Budget;
 pub(crate) use memory::CacheRoom;
+use passes::Passes;
 
 /// Host memory registered by all devices of this process, in bytes: the budget is the machine's.
 static PINNED_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -76,6 +78,7 @@ pub(crate) struct Device {
     driver_lines: OnceLock<Vec<String>>,
     layout_epoch: AtomicU64,
     experts: Experts,
+    passes: Passes,
     budget: Budget,
     /// What is told of its work.
     pub(crate) board: &'static Board,
@@ -138,6 +141,7 @@ impl Device {
             driver_lines: OnceLock::new(),
             layout_epoch: AtomicU64::new(1),
             experts: Experts::default(),
+            passes: Passes::default(),
             budget: Budget::default(),
             board,
         }

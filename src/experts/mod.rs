@@ -10,11 +10,13 @@
 //! Does not: run graphs.
 
 pub(crate) mod cache;
+pub mod cost;
 pub mod heat;
 pub mod ids;
 mod pin;
 mod plain;
 pub mod policy;
+pub(crate) mod readback;
 pub mod residency;
 #[cfg(test)]
 mod residency_model;

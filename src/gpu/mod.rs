@@ -288,6 +288,12 @@ pub(crate) fn open(
     (driver, lines)
 }
 
+/// What the link moves from pinned memory, in bytes per microsecond; `None` if there is no memory to measure it with.
+pub(crate) fn link_rate(driver: &dyn Driver) -> Option<f32> {
+    #[expect(clippy::cast_possible_truncation, reason = "a rate; three digits are enough")]
+    slow::measured_gbs(driver).map(|gbs| (gbs * 1e3) as f32)
+}
+
 fn open_at_full_speed(
     device: &inner::Device,
     buffer_type: inner::BufferType,

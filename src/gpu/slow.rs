@@ -54,7 +54,7 @@ pub(super) fn slow_down(driver: Box<dyn Driver>, gbs: f32) -> (Box<dyn Driver>, 
 
 /// What the link moves, in 10^9 bytes per second: the best of a few large copies from pinned memory, or from plain memory where there is
 /// none.
-fn measured_gbs(driver: &dyn Driver) -> Option<f64> {
+pub(super) fn measured_gbs(driver: &dyn Driver) -> Option<f64> {
     let mut bytes = PROBE_BYTES;
     let memory = loop {
         match driver.allocate(bytes) {
@@ -143,6 +143,14 @@ impl Driver for Slow {
 
     fn note_use(&self, inner: &inner::Backend) -> Result<(), DriverError> {
         self.driver.note_use(inner)
+    }
+
+    fn follow(&self, inner: &inner::Backend) -> Result<(), DriverError> {
+        self.driver.follow(inner)
+    }
+
+    fn waits_for_uses(&self) -> bool {
+        self.driver.waits_for_uses()
     }
 
     fn forget(&self, inner: &inner::Backend) {

@@ -70,6 +70,8 @@ counters! {
     sum upload_bytes,
     /// MoE blocks of long passes, whose experts were brought as a whole.
     sum streamed_blocks,
+    /// Those of shorter passes, of which the experts that were used were brought.
+    sum fetched_blocks,
     /// Time from giving misses to the thread team until they were done, in nanoseconds.
     sum team_ns,
     /// Waits for the inner device, one for each block that the cache computes.

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use super::arena::ZERO_SLOTS;
 use super::lane::MOST_PAIRS;
-use super::{Cache, Candidate, MOST_TOKENS, NoCache, Weight, Weights, host_memory};
+use super::{Cache, Candidate, MOST_MIDDLE_TOKENS, MOST_TOKENS, NoCache, Weight, Weights, host_memory};
 use crate::abi::graph::GraphError;
 use crate::abi::inner::{self, Passport, Status};
 use crate::abi::own::{Form, I32, OwnTensor};
@@ -373,6 +373,17 @@ fn plane_of(block: &Candidate, product: usize) -> Option<usize> {
 
 /// Whether the engine can compute a block in a graph of this form: few tokens, operands in rows, not a warm-up graph.
 pub(crate) fn suits(nodes: &[Tensor<'_>], block: &Candidate) -> bool {
+    suits_up_to(MOST_TOKENS, nodes, block)
+}
+
+/// Whether the engine could compute a block in a pass of some tokens more. Device kernels for those rely on a token using no expert twice, so
+/// there must be a slot of zeros for each of a token's experts.
+pub(crate) fn suits_middle(nodes: &[Tensor<'_>], block: &Candidate) -> bool {
+    let used = nodes[block.pattern.down].source(2).map_or(i64::MAX, |ids| ids.ne()[0]);
+    used <= ZERO_SLOTS.into() && suits_up_to(MOST_MIDDLE_TOKENS, nodes, block)
+}
+
+fn suits_up_to(most: i64, nodes: &[Tensor<'_>], block: &Candidate) -> bool {
     let down = nodes[block.pattern.down];
     let up = nodes[block.pattern.up.product];
     let (Some(ids), Some(weight), Some(input), Some(hidden)) =
@@ -384,7 +395,7 @@ pub(crate) fn suits(nodes: &[Tensor<'_>], block: &Candidate) -> bool {
     let experts = weight.ne()[2];
     // llama.cpp's first graph uses all experts, to touch them; nothing is learned from it.
     let is_warm_up = used == experts && experts > 16;
-    let few = (1..=MOST_TOKENS).contains(&tokens) && used >= 1 && used * tokens <= MOST_PAIRS as i64;
+    let few = (1..=most).contains(&tokens) && used >= 1 && used * tokens <= MOST_PAIRS as i64;
     let rows = input.is_contiguous() && input.ne()[2] == tokens && down.is_contiguous() && hidden.ne()[1] == used;
     few && !is_warm_up && rows && passport(ids).is_some() && passport(input).is_some() && passport(down).is_some()
 }

@@ -13,6 +13,7 @@ mod engine;
 mod identity;
 mod lane;
 mod learned;
+mod middle;
 mod pace;
 mod pass;
 pub(crate) mod pattern;
@@ -49,12 +50,14 @@ use pattern::Pattern;
 use steering::Steering;
 
 pub(crate) use ahead::Staged;
-pub(crate) use engine::{BlockRun, EngineError, Outcome, suits};
+pub(crate) use engine::{BlockRun, EngineError, Outcome, suits, suits_middle};
 pub(crate) use resize::ResizeError;
 
 /// The largest number of tokens that a graph may have for its blocks to be computed by the cache: what device kernels for single
 /// rows take.
 pub(crate) const MOST_TOKENS: i64 = 8;
+/// The largest number of tokens that a block may have which the cache computes because that is faster than bringing experts.
+pub(crate) const MOST_MIDDLE_TOKENS: i64 = 32;
 /// Blocks loaded in one step while there is room.
 const PRELOAD_PER_STEP: usize = 24;
 /// Elements of a row that device kernels may read behind the last one.
@@ -217,7 +220,7 @@ impl Cache {
             let experts = usize::try_from(experts).unwrap_or(0);
             lane.experts += experts;
             lane.most_experts = lane.most_experts.max(experts);
-            let tokens = usize::try_from(MOST_TOKENS).unwrap_or(0);
+            let tokens = usize::try_from(MOST_MIDDLE_TOKENS).unwrap_or(0);
             lane.ids = lane.ids.max(ids.nb()[1] * tokens + used * ids.nb()[0]);
             lane.inputs = lane.inputs.max(engine::input_bytes(nodes[block.pattern.up.product]) * tokens);
             lane.outputs = lane.outputs.max(down.nb()[1] * used * tokens);

@@ -20,6 +20,11 @@ pub(crate) struct Located<'c> {
 }
 
 impl Located<'_> {
+    /// The group of the blocks.
+    pub(super) fn group(&self) -> GroupId {
+        self.group
+    }
+
     /// Where an expert lies on the device, or will lie when what was asked for so far is done.
     pub(crate) fn find(&self, expert: usize) -> Option<Place<'_>> {
         let block = self.cache.policy.shape().block(self.group, u32::try_from(expert).ok()?)?;

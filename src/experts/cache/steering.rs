@@ -19,6 +19,7 @@ use crate::experts::heat::Heat;
 use crate::experts::policy::{Mode, Tally};
 use crate::experts::shape::{Block, Shape};
 use crate::experts::statefolder;
+use crate::gpu;
 use crate::telemetry::log;
 
 /// Fewer bytes are not worth timing.
@@ -73,13 +74,19 @@ impl Steering {
 }
 
 impl Cache {
-    /// The cache was made: measures the team, and says what is special.
+    /// The cache was made: measures the team and the link, and says what is special.
     pub(super) fn set_out(&mut self, device: &Device) {
         if self.steering.pace.is_some() {
             let rate = self.measure_team();
+            let link = if device.is_gpu() { gpu::link_rate(device.driver()) } else { None };
+            device.note_rates(rate, link);
             if let Some(pace) = &mut self.steering.pace {
                 pace.set_team(rate);
+                pace.set_link(link);
             }
+        }
+        if let Some(layer) = self.first_layer() {
+            device.tell_passes(&layer, true);
         }
         let settings = device.expert_settings();
         if settings.order == PolicyOrder::Layers {

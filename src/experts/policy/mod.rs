@@ -18,6 +18,7 @@ mod budget;
 mod expectation;
 mod governor;
 mod layers;
+mod offer;
 mod ranking;
 mod regime;
 mod settings;
