@@ -8,6 +8,7 @@
 mod expert_keys;
 mod experts;
 mod keys;
+mod lend_keys;
 mod parse;
 
 pub use experts::{ExpertSettings, PolicyOrder, StateFile};
@@ -46,6 +47,8 @@ pub enum AllocationKind {
     Host,
     /// The registration of host memory with a device.
     Pin,
+    /// Memory behind a part of a compute buffer.
+    Map,
 }
 
 /// What the tests make the CUDA driver look like.
@@ -111,6 +114,8 @@ pub struct Config {
     pub stream_min_tokens: u64,
     /// The most device memory of all that is ours, in MiB; `None` is what is free.
     pub vram_budget_mb: Option<u64>,
+    /// Whether compute buffers have memory only for what graphs touch.
+    pub lend: bool,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
     /// What is learned, how uploads are bounded, who decides.
@@ -137,6 +142,8 @@ pub struct Config {
     pub debug_late: Option<u32>,
     /// Whether memory of the cache that nobody may read is poisoned (tests only).
     pub debug_poison: bool,
+    /// Whether lending is pretended only (tests only).
+    pub debug_map_all: bool,
 }
 
 impl Default for Config {
@@ -150,6 +157,7 @@ impl Default for Config {
             vram_reserve_mb: 384,
             stream_min_tokens: 32,
             vram_budget_mb: None,
+            lend: true,
             threads: None,
             experts: ExpertSettings::default(),
             socket: Socket::Auto,
@@ -163,6 +171,7 @@ impl Default for Config {
             debug_pad: 0,
             debug_late: None,
             debug_poison: false,
+            debug_map_all: false,
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::telemetry::{Board, log, service};
 
 use experts::Experts;
 use memory::Budget;
-pub(crate) use memory::CacheRoom;
+pub(crate) use memory::{CacheRoom, Term};
 
 /// Host memory registered by all devices of this process, in bytes: the budget is the machine's.
 static PINNED_BYTES: AtomicUsize = AtomicUsize::new(0);
