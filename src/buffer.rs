@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::abi::inner::Passport;
 use crate::abi::tensor::Tensor;
 use crate::config::AllocationKind;
-use crate::device::Device;
+use crate::device::{Device, Term};
 use crate::experts::{HostMemory, Pinner};
-use crate::gpu::{self, DriverError, Memory};
+use crate::gpu::{self, DriverError, Memory, Rows};
+use crate::lent::Lent;
 use crate::memory::{Lease, Use};
 use crate::purpose::{Purpose, Role};
 use crate::telemetry::log;
@@ -28,6 +29,8 @@ pub(crate) struct Buffer {
 
 enum Storage {
     Device(Leased),
+    /// Memory of the inner device that comes and goes, once the buffer is known to hold intermediate results.
+    Lent(Arc<Lent>),
     // The pinner is dropped first: it waits for its thread, which uses the memory.
     Host { pinner: Pinner, memory: Arc<HostMemory> },
 }
@@ -69,6 +72,14 @@ pub(crate) enum BufferError {
     /// The device's driver refused an operation.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// There is no memory for a pass.
+    #[error(
+        "{device}: {inner} has no {mib} MiB free for this pass, even without the cache; use a smaller micro-batch (-ub)"
+    )]
+    NoLentMemory { device: String, inner: String, mib: usize },
+    /// The host reads bytes that no graph left.
+    #[error("{device}: bytes {start:#x}..+{bytes} of a compute buffer are read, and no graph since has touched them")]
+    NotThere { device: String, start: usize, bytes: usize },
     /// The host asked for bytes outside the buffer.
     #[error("bytes {start:#x}..+{bytes} of \"{tensor}\" lie outside their buffer")]
     OutOfRange { tensor: String, start: usize, bytes: usize },
@@ -86,7 +97,7 @@ impl Buffer {
     /// Allocates a buffer of `bytes` bytes, at least one.
     pub(crate) fn new(device: &'static Device, role: Role, bytes: usize) -> Result<Self, BufferError> {
         let storage = match role {
-            Role::Default => Storage::Device(Self::leased_memory(device, Use::Compute, bytes)?),
+            Role::Default => Self::default_storage(device, bytes)?,
             Role::Experts => {
                 let memory = Arc::new(Self::host_memory(device, bytes)?);
                 device.note_experts();
@@ -101,19 +112,46 @@ impl Buffer {
         Ok(Self { device, storage, dense: AtomicUsize::new(0), cache: AtomicUsize::new(0) })
     }
 
-    /// Memory of the inner device, for a scratch.
-    pub(crate) fn device_memory(device: &Device, bytes: usize) -> Result<Box<dyn Memory>, BufferError> {
-        Ok(Box::new(Self::leased_memory(device, Use::Other, bytes)?))
+    fn default_storage(device: &'static Device, bytes: usize) -> Result<Storage, BufferError> {
+        let allocate = |what: &Device| Ok::<_, DriverError>(what.driver().allocate(bytes)?);
+        if device.lends() {
+            match Self::leased(device, (Use::Compute, Term::Lasting), bytes, &|device| device.driver().sparse(bytes)) {
+                Err(BufferError::Driver(DriverError::Unsupported(_))) => {}
+                other => return other.map(|(memory, lease)| Storage::Lent(Arc::new(Lent::new(device, memory, lease)))),
+            }
+        }
+        let (memory, lease) = Self::leased(device, (Use::Compute, Term::Lasting), bytes, &allocate)?;
+        Ok(Storage::Device(Leased { memory, lease }))
     }
 
-    /// Memory of the inner device. Where there is none, the cache gives some back.
-    fn leased_memory(device: &Device, what: Use, bytes: usize) -> Result<Leased, BufferError> {
+    /// Memory of the inner device, for a scratch.
+    pub(crate) fn device_memory(device: &Device, bytes: usize) -> Result<Box<dyn Memory>, BufferError> {
+        let allocate = |device: &Device| device.driver().allocate(bytes);
+        let (memory, lease) = Self::leased(device, (Use::Other, Term::Lasting), bytes, &allocate)?;
+        Ok(Box::new(Leased { memory, lease }))
+    }
+
+    /// Memory of the inner device for a long pass, which the cache has again afterwards.
+    pub(crate) fn lent_memory(device: &Device, bytes: usize) -> Result<Box<dyn Memory>, BufferError> {
+        let allocate = |device: &Device| device.driver().allocate(bytes);
+        let (memory, lease) = Self::leased(device, (Use::Other, Term::Lent), bytes, &allocate)?;
+        lease.lend(memory.bytes(), 0);
+        Ok(Box::new(Leased { memory, lease }))
+    }
+
+    /// Memory of the inner device, and its lease. Where there is none, the cache gives some back.
+    fn leased<M: Memory + ?Sized>(
+        device: &Device,
+        (what, term): (Use, Term),
+        bytes: usize,
+        allocate: &dyn Fn(&Device) -> Result<Box<M>, DriverError>,
+    ) -> Result<(Box<M>, Lease), BufferError> {
         let missing = |within: &str| BufferError::NoDeviceMemory {
             device: device.label().to_owned(),
             inner: format!("{}{within}", device.inner_name),
             mib: bytes.div_ceil(1 << 20),
         };
-        let Some(lease) = device.lease_room(what, bytes) else {
+        let Some(lease) = device.lease_room(what, bytes, term) else {
             return Err(missing(&device.budget_mib().map_or(String::new(), |mib| format!(" (vram-budget-mb={mib})"))));
         };
         let mut tries = 0;
@@ -121,14 +159,14 @@ impl Buffer {
             let allocated = if device.allocation_fails(AllocationKind::Device) {
                 Err(DriverError::OutOfMemory)
             } else {
-                device.driver().allocate(bytes)
+                allocate(device)
             };
             match allocated {
                 Ok(memory) => {
                     lease.resize(memory.bytes());
-                    return Ok(Leased { memory, lease });
+                    return Ok((memory, lease));
                 }
-                Err(DriverError::OutOfMemory) if device.reclaim_for(what, bytes, tries) => tries += 1,
+                Err(DriverError::OutOfMemory) if device.reclaim_for(what, bytes, tries, term) => tries += 1,
                 Err(DriverError::OutOfMemory) => return Err(missing("")),
                 Err(error) => return Err(error.into()),
             }
@@ -157,6 +195,7 @@ impl Buffer {
     pub(crate) fn base(&self) -> usize {
         match &self.storage {
             Storage::Device(memory) => memory.base(),
+            Storage::Lent(lent) => lent.memory().base(),
             Storage::Host { memory, .. } => memory.address(),
         }
     }
@@ -165,6 +204,7 @@ impl Buffer {
     pub(crate) fn memory(&self) -> Option<&dyn Memory> {
         match &self.storage {
             Storage::Device(memory) => Some(memory),
+            Storage::Lent(lent) => Some(lent.memory()),
             Storage::Host { .. } => None,
         }
     }
@@ -172,7 +212,7 @@ impl Buffer {
     /// The memory behind an expert buffer.
     pub(crate) fn host(&self) -> Option<&HostMemory> {
         match &self.storage {
-            Storage::Device(_) => None,
+            Storage::Device(_) | Storage::Lent(_) => None,
             Storage::Host { memory, .. } => Some(memory),
         }
     }
@@ -181,7 +221,7 @@ impl Buffer {
     /// buffer, in the background: graphs ask, and a graph runs only when the loader is done.
     pub(crate) fn reads_in_place(&self, tensor: Tensor<'_>) -> bool {
         match &self.storage {
-            Storage::Device(_) => false,
+            Storage::Device(_) | Storage::Lent(_) => false,
             Storage::Host { pinner, .. } => {
                 pinner.start();
                 !self.device.slows_link() && pinner.holds(tensor.data(), alloc_size(self.device, Role::Experts, tensor))
@@ -203,27 +243,51 @@ impl Buffer {
     fn contains(&self, address: usize, bytes: usize) -> bool {
         match &self.storage {
             Storage::Device(memory) => memory.contains(address, bytes),
+            Storage::Lent(lent) => lent.memory().contains(address, bytes),
             Storage::Host { memory, .. } => memory.contains(address, bytes),
         }
     }
 
     /// Sets bytes of a tensor.
     pub(crate) fn fill(&self, place: Place, value: u8) -> Result<(), BufferError> {
-        match &self.storage {
-            Storage::Device(memory) => {
-                let target = gpu::Place { memory, address: place.address };
-                self.device.driver().fill(target, value, place.bytes)?;
-                self.device.driver().synchronize()?;
-            }
-            Storage::Host { memory, .. } => memory.fill(place.address, value, place.bytes),
+        if !self.makes_writable(place)? {
+            return Ok(());
+        }
+        if let Some(memory) = self.memory() {
+            let target = gpu::Place { memory, address: place.address };
+            self.device.driver().fill(target, value, place.bytes)?;
+            self.device.driver().synchronize()?;
+        } else if let Some(memory) = self.host() {
+            memory.fill(place.address, value, place.bytes);
         }
         Ok(())
+    }
+
+    /// The memory of a compute buffer that comes and goes.
+    pub(crate) fn lent(&self) -> Option<&Arc<Lent>> {
+        match &self.storage {
+            Storage::Lent(lent) => Some(lent),
+            Storage::Device(_) | Storage::Host { .. } => None,
+        }
+    }
+
+    /// Makes sure that there is memory where the host is about to write. False if there is none: what it writes is lost, and the next graph over
+    /// this buffer fails for lack of memory.
+    pub(crate) fn makes_writable(&self, place: Place) -> Result<bool, BufferError> {
+        self.lent().map_or(Ok(true), |lent| lent.write(place.address, place.bytes))
+    }
+
+    /// Refuses to read what no graph and no copy has written.
+    pub(crate) fn holds(&self, place: Place, rows: Rows) -> Result<(), BufferError> {
+        let Some(lent) = self.lent() else { return Ok(()) };
+        (0..rows.count).try_for_each(|row| lent.read(place.address + row * rows.stride, rows.size))
     }
 
     /// Sets the whole buffer.
     pub(crate) fn clear(&self, value: u8) -> Result<(), BufferError> {
         let bytes = match &self.storage {
             Storage::Device(memory) => memory.bytes(),
+            Storage::Lent(lent) => lent.memory().bytes(),
             Storage::Host { memory, .. } => memory.bytes(),
         };
         self.fill(Place { address: self.base(), bytes }, value)
@@ -232,6 +296,9 @@ impl Buffer {
     /// A tensor was given its place: takes note of its purpose, and zeroes the padding behind it unless `scratch` says that the
     /// buffer holds intermediate results, whose owner pads for itself.
     pub(crate) fn init_tensor(&self, tensor: Tensor<'_>, role: Role, scratch: bool) -> Result<(), BufferError> {
+        if scratch && let Some(lent) = self.lent() {
+            lent.begin()?;
+        }
         if tensor.viewed().is_some() {
             return Ok(());
         }
@@ -266,8 +333,10 @@ impl Buffer {
     }
 
     fn used_for(&self, what: Use) {
-        if let Storage::Device(memory) = &self.storage {
-            memory.lease.used_for(what);
+        match &self.storage {
+            Storage::Device(memory) => memory.lease.used_for(what),
+            Storage::Lent(lent) => lent.used_for(what),
+            Storage::Host { .. } => {}
         }
     }
 

@@ -9,6 +9,7 @@
 //! - [`experts`]: the experts' bytes in host memory, the way they get to the device, and what a cache of them must know.
 //! - [`sim`]: simulates that cache; used by the command.
 //! - `cpu`: threads that compute experts in RAM.
+//! - `lent`: the memory of compute buffers, which comes and goes.
 //! - `gpu`: memory of the inner device below ggml: the CUDA driver API, or ggml's own functions.
 //! - [`memory`]: who has how much of the device's memory; pure.
 //! - `config`, `telemetry`: the table of keys; log and counters.
@@ -31,6 +32,7 @@ pub mod entry;
 pub mod experts;
 mod gpu;
 pub mod graph;
+mod lent;
 pub mod memory;
 pub mod model;
 pub mod purpose;

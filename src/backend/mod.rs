@@ -10,6 +10,7 @@
 mod ahead;
 mod cached;
 mod fetched;
+mod lent;
 mod streamed;
 
 use std::collections::HashSet;
@@ -28,6 +29,7 @@ use crate::config::LogDetail;
 use crate::device::Device;
 use crate::experts::cache::{self, Candidate, EngineError};
 use crate::experts::{PlainError, PlainPath};
+use crate::gpu::Rows;
 use crate::graph::{ExpertWeight, Plan, PlanCache, ReplayLedger, Run, Step, Treatment, plan};
 use crate::telemetry::{Busy, Counters, PassShape, Reporter, log};
 
@@ -61,6 +63,8 @@ struct Planned {
     all: Vec<Candidate>,
     /// The same steps, as they are handed on when blocks run ahead.
     pieces: Vec<ahead::Piece>,
+    /// What it touches in compute buffers whose memory comes and goes.
+    touches: Vec<lent::Touch>,
     /// Some blocks' experts may be brought.
     is_streamed: bool,
     /// What the cost model is asked about such a pass.
@@ -97,6 +101,7 @@ impl BackendError {
     pub(crate) fn status(&self) -> Status {
         match self {
             Self::Plain(PlainError::Buffer(BufferError::NoDeviceMemory { .. }))
+            | Self::Buffer(BufferError::NoLentMemory { .. })
             | Self::Graph(GraphError::NoMemory(_)) => Status::ALLOC_FAILED,
             _ => Status::FAILED,
         }
@@ -164,6 +169,7 @@ impl Backend {
         });
         let planned = &*plan;
         let Planned { plan, blocks, .. } = planned;
+        self.bring(state, key, planned)?;
         state.reporter.pass = planned.pass;
         let counters = &mut state.counters;
         counters.graphs += 1;
@@ -187,7 +193,7 @@ impl Backend {
         {
             return outcome;
         }
-        let mut session = self.begin_cached(&nodes, blocks);
+        let mut session = self.begin_cached(state, &nodes, blocks);
         let outcome = match session.as_mut() {
             Some(session) if session.may_run_ahead() => self.run_pieces(state, session, graph, &nodes, planned),
             session => self.run_steps(state, session, graph, &nodes, (plan, blocks)),
@@ -250,7 +256,8 @@ impl Backend {
         let is_streamed = plan.steps.iter().any(|step| matches!(step, Step::Streamed { .. }));
         let all = if is_streamed { all } else { Vec::new() };
         let middle = fetched::Middle::new(nodes, &plan, &all);
-        Planned { plan, blocks, all, pieces, is_streamed, middle, pass: pass_shape(nodes) }
+        let touches = if self.device.lends() { lent::touches(nodes) } else { Vec::new() };
+        Planned { plan, blocks, all, pieces, touches, is_streamed, middle, pass: pass_shape(nodes) }
     }
 
     fn run_step(
@@ -332,8 +339,19 @@ impl Backend {
         if self.order_uploads().is_err() || from.order_uploads().is_err() {
             return false;
         }
+        if !holds(source) || !is_writable(target) {
+            return false; // the host's own copy tells what is wrong
+        }
         let on_device = both_ours || (neither_ours && self.device.lends_inner_types());
-        on_device && self.inner.copy_async((&from.inner, passport(source), source), (passport(target), target))
+        let pair = ((&from.inner, passport(source), source), (passport(target), target));
+        if !on_device || !self.inner.copy_async(pair.0, pair.1) {
+            return false;
+        }
+        // Either stream may do it, and the memory on both sides is in use until then.
+        if self.note_use().is_err() || from.note_use().is_err() {
+            self.device.poison();
+        }
+        true
     }
 }
 
@@ -346,6 +364,19 @@ impl Counters {
         self.wait_ns += outcome.wait_ns;
         self.team_ns += outcome.team_ns;
     }
+}
+
+/// Whether all of a tensor can be read.
+fn holds(tensor: Tensor<'_>) -> bool {
+    let Some(buffer) = tensor.our_buffer() else { return true };
+    let place = buffer.place(tensor, 0, tensor.bytes());
+    place.and_then(|place| buffer.holds(place, Rows::one(place.bytes))).is_ok()
+}
+
+/// Whether there is memory behind all of a tensor, which is about to be written.
+fn is_writable(tensor: Tensor<'_>) -> bool {
+    let Some(buffer) = tensor.our_buffer() else { return true };
+    buffer.place(tensor, 0, tensor.bytes()).and_then(|place| buffer.makes_writable(place)).is_ok_and(|there| there)
 }
 
 fn passport(tensor: Tensor<'_>) -> Option<Passport> {

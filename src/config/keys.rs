@@ -4,6 +4,7 @@
 
 use super::expert_keys as experts;
 use super::pass_keys as passes;
+use super::lend_keys as lend;
 use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail, Socket};
 
 /// One key of `GGML_MOE`.
@@ -138,6 +139,7 @@ pub static KEYS: &[Key] = &[
             Ok(())
         },
     },
+    lend::LEND,
     Key {
         name: "threads",
         default: "the host's -t",
@@ -236,8 +238,8 @@ pub static KEYS: &[Key] = &[
         name: "debug-fail-alloc",
         default: "none",
         unit: "kind:n",
-        range: "device:N, host:N or pin:N, N from 1",
-        effect: "Every N-th allocation of that kind fails.",
+        range: "device:N, host:N, pin:N or map:N, N from 1",
+        effect: "Every N-th allocation of that kind fails; map is memory that comes for a graph.",
         reason: "Shows that running out of memory ends in a clear line.",
         test_only: true,
         apply: |config, value| {
@@ -246,6 +248,7 @@ pub static KEYS: &[Key] = &[
                 "device" => AllocationKind::Device,
                 "host" => AllocationKind::Host,
                 "pin" => AllocationKind::Pin,
+                "map" => AllocationKind::Map,
                 _ => return Err(()),
             };
             let every: u32 = every.parse().map_err(|_| ())?;
@@ -354,6 +357,7 @@ pub static KEYS: &[Key] = &[
             Ok(())
         },
     },
+    lend::DEBUG_MAP_ALL,
 ];
 
 /// The page `docs/keys.md`, generated from the table.

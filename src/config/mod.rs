@@ -8,6 +8,7 @@
 mod expert_keys;
 mod experts;
 mod keys;
+mod lend_keys;
 mod parse;
 mod pass_keys;
 
@@ -47,6 +48,8 @@ pub enum AllocationKind {
     Host,
     /// The registration of host memory with a device.
     Pin,
+    /// Memory behind a part of a compute buffer.
+    Map,
 }
 
 /// What the tests make the CUDA driver look like.
@@ -127,6 +130,8 @@ pub struct Config {
     pub middle_passes: MiddlePasses,
     /// The most device memory of all that is ours, in MiB; `None` is what is free.
     pub vram_budget_mb: Option<u64>,
+    /// Whether compute buffers have memory only for what graphs touch.
+    pub lend: bool,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
     /// What is learned, how uploads are bounded, who decides.
@@ -153,6 +158,8 @@ pub struct Config {
     pub debug_late: Option<u32>,
     /// Whether memory of the cache that nobody may read is poisoned (tests only).
     pub debug_poison: bool,
+    /// Whether lending is pretended only (tests only).
+    pub debug_map_all: bool,
 }
 
 impl Default for Config {
@@ -167,6 +174,7 @@ impl Default for Config {
             stream_min_tokens: None,
             middle_passes: MiddlePasses::Auto,
             vram_budget_mb: None,
+            lend: true,
             threads: None,
             experts: ExpertSettings::default(),
             socket: Socket::Auto,
@@ -180,6 +188,7 @@ impl Default for Config {
             debug_pad: 0,
             debug_late: None,
             debug_poison: false,
+            debug_map_all: false,
         }
     }
 }

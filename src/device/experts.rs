@@ -187,8 +187,13 @@ impl Device {
     }
 
     /// Frees the ring, if nobody has it. The stream was waited for.
-    pub(crate) fn drop_ring(&self) {
-        drop(self.experts.ring.remove());
+    /// Returns its bytes.
+    pub(crate) fn drop_ring(&self) -> u64 {
+        let ring = self.experts.ring.remove();
+        let bytes = ring.as_ref().map_or(0, |ring| Ring::DEPTH * ring.bytes());
+        drop(ring);
+        self.note_returned();
+        bytes as u64
     }
 
     /// A backend was opened.

@@ -31,6 +31,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A change of at least this part of the arena is told at the detail `notice`.
 const LARGE_PART: usize = 8;
 
+/// For how long memory is taken from the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Term {
+    /// The cache gets along without it.
+    Lasting,
+    /// For a long pass: the cache has it again when the pass is over.
+    Lent,
+}
+
 /// The memory that a cache is made with, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CacheRoom {
@@ -57,6 +66,10 @@ pub(super) struct Budget {
     /// The next cache starts with everything: it takes the place of one that had to go to grow.
     at_once: AtomicBool,
     told: AtomicBool,
+    /// Before this time there is nothing for the cache to grow into.
+    full_ms: AtomicU64,
+    /// Whether the cache lent memory that it does not have back yet.
+    lends: AtomicBool,
 }
 
 impl Default for Budget {
@@ -69,6 +82,8 @@ impl Default for Budget {
             retry_ms: AtomicU64::new(0),
             owed: AtomicUsize::new(0),
             at_once: AtomicBool::new(false),
+            full_ms: AtomicU64::new(0),
+            lends: AtomicBool::new(false),
             told: AtomicBool::new(false),
         }
     }
@@ -112,10 +127,10 @@ impl Device {
         self.is_gpu() || self.limits().budget.is_some()
     }
 
-    /// Free and total memory, as far as the budget goes, with the cache counted as free.
+    /// Free and total memory, as far as the budget goes, with the cache counted as free and compute buffers as if all of their memory were there.
     pub(super) fn free_and_total(&self) -> (usize, usize) {
         let (free, total) = self.inner.memory();
-        self.limits().reported(self.figures(free), total)
+        self.limits().reported(self.figures(free), self.budget.account.promised(), total)
     }
 
     /// Whether a cache may change its size. Otherwise it is dropped and made again.
@@ -160,15 +175,39 @@ impl Device {
     }
 
     /// Room for `bytes` bytes more, and a lease of them; `None` if the budget does not hold them, even without a cache.
-    pub(crate) fn lease_room(&self, what: Use, bytes: usize) -> Option<Lease> {
-        let limits = self.limits();
+    pub(crate) fn lease_room(&self, what: Use, bytes: usize, term: Term) -> Option<Lease> {
+        self.make_room(what, bytes, term);
+        self.budget.account.lease(what, bytes, self.limits().budget)
+    }
+
+    /// Room for `bytes` bytes more under a lease, for a long pass; false if the budget does not hold them, even without a cache.
+    pub(crate) fn lend_room(&self, lease: &Lease, what: Use, bytes: usize) -> bool {
+        self.make_room(what, bytes, Term::Lent);
+        lease.grow(bytes, self.limits().budget)
+    }
+
+    fn make_room(&self, what: Use, bytes: usize, term: Term) {
         if self.budget.account.leased(Use::Arena) > 0 && self.watches_memory() {
-            let missing = limits.missing(self.figures(self.inner.memory().0), bytes);
+            let missing = self.limits().missing(self.figures(self.inner.memory().0), bytes);
             if missing > 0 {
-                self.reclaim(missing, what, bytes);
+                self.reclaim(missing, what, bytes, term);
             }
         }
-        self.budget.account.lease(what, bytes, limits.budget)
+    }
+
+    /// Whether compute buffers have memory only for what graphs touch: where there may be a cache that uses it otherwise.
+    pub(crate) fn lends(&self) -> bool {
+        self.config.lend && !self.passes_through() && self.may_cache()
+    }
+
+    /// Whether that is only pretended: everything has memory at all times, and the rest is as if it had not (tests only).
+    pub(crate) fn maps_all(&self) -> bool {
+        self.config.debug_map_all
+    }
+
+    /// Memory of a long pass went back.
+    pub(crate) fn note_returned(&self) {
+        self.budget.full_ms.store(0, Ordering::Relaxed);
     }
 
     /// The budget, in MiB, if there is one.
@@ -177,17 +216,17 @@ impl Device {
     }
 
     /// An allocation of `bytes` bytes failed: takes memory back from the cache, more with each try. False if there is nothing to take.
-    pub(crate) fn reclaim_for(&self, what: Use, bytes: usize, tries: usize) -> bool {
+    pub(crate) fn reclaim_for(&self, what: Use, bytes: usize, tries: usize, term: Term) -> bool {
         let missing = match tries {
             0 => bytes,
             1 => bytes.saturating_mul(2).saturating_add(LEAST_BYTES),
             _ => usize::MAX,
         };
-        self.budget.account.leased(Use::Arena) > 0 && self.reclaim(missing, what, bytes)
+        self.budget.account.leased(Use::Arena) > 0 && self.reclaim(missing, what, bytes, term)
     }
 
     /// Takes `missing` bytes back from the cache, waiting for the graph that has it. False if nothing came back.
-    fn reclaim(&self, missing: usize, what: Use, bytes: usize) -> bool {
+    fn reclaim(&self, missing: usize, what: Use, bytes: usize, term: Term) -> bool {
         let Some(slot) = self.take_cache_within(PATIENCE) else {
             self.budget.owed.fetch_max(missing, Ordering::Relaxed);
             return false;
@@ -198,10 +237,18 @@ impl Device {
         };
         let reason = format!("{} MiB are needed for {}", bytes.div_ceil(1 << 20), what.name());
         let to = cache.arena_bytes().saturating_sub(missing);
-        self.budget.control.lock().settle(to);
-        let cache = self.shrunk(cache, to, &reason);
+        match term {
+            Term::Lasting => self.settle(to),
+            Term::Lent => self.budget.lends.store(true, Ordering::Relaxed),
+        }
+        let cache = self.shrunk(cache, to, &reason, term);
         self.put_cache(cache);
         true
+    }
+
+    /// The cache is to keep this size, beside what it lent.
+    fn settle(&self, bytes: usize) {
+        self.budget.control.lock().settle(bytes.saturating_add(self.budget.account.lent()));
     }
 
     /// A graph is about to start: looks now and then at what is free, and gives memory back if the reserve was touched.
@@ -229,11 +276,11 @@ impl Device {
         };
         let cap = if cache.is_elastic() { cap.min(cache.most_bytes()) } else { cap };
         let may = self.limits().arena(self.figures(self.inner.memory().0)).min(cap.max(arena));
-        let change = self.budget.control.lock().look(now, arena, may);
+        let change = self.budget.control.lock().look(now, arena, may, self.budget.account.lent());
         match change {
             None => Some(cache),
             Some(Change::Shrink(to, _)) => {
-                self.shrunk(cache, to, "the reserve (vram-reserve-mb), or the budget, was touched")
+                self.shrunk(cache, to, "the reserve (vram-reserve-mb), or the budget, was touched", Term::Lasting)
             }
             Some(Change::Grow(to, why)) => {
                 let reason = match why {
@@ -244,7 +291,7 @@ impl Device {
                 let (slots, blocks) = cache.slots();
                 let again = !cache.is_elastic() && why == Why::Request && (slots as usize) < blocks;
                 if cache.is_elastic() || again {
-                    self.tell("grows", arena, to, &cache, reason);
+                    self.tell("grows", arena, to, &cache, reason, Term::Lasting);
                 }
                 self.budget.at_once.store(again, Ordering::Relaxed);
                 (!again).then_some(cache) // by steps, as graphs end
@@ -253,13 +300,13 @@ impl Device {
     }
 
     /// The cache with no more than `to` bytes; `None` if it had to be dropped.
-    fn shrunk(&self, mut cache: Cache, to: usize, reason: &str) -> Option<Cache> {
+    fn shrunk(&self, mut cache: Cache, to: usize, reason: &str, term: Term) -> Option<Cache> {
         let before = cache.arena_bytes();
         // What was made for a model that is gone is of no use to anybody.
         let done = if cache.is_current(self) { cache.shrink(self, to) } else { Err(ResizeError::Whole) };
         match done {
             Ok(()) => {
-                self.tell("shrinks", before, cache.arena_bytes(), &cache, reason);
+                self.tell("shrinks", before, cache.arena_bytes(), &cache, reason, term);
                 Some(cache)
             }
             Err(error) => {
@@ -283,22 +330,40 @@ impl Device {
         let arena = cache.arena_bytes();
         if owed > 0 {
             let to = arena.saturating_sub(owed);
-            self.budget.control.lock().settle(to);
-            return self.shrunk(cache, to, "memory was needed while a graph ran");
+            self.settle(to);
+            return self.shrunk(cache, to, "memory was needed while a graph ran", Term::Lasting);
         }
         let target = {
             let mut control = self.budget.control.lock();
             control.note_tokens(tokens);
             control.target()
         };
-        if target > arena && cache.is_elastic() {
-            let to = target.min(arena.saturating_add(STEP_BYTES));
-            if let Err(error) = cache.grow(self, to) {
-                log::info(&format!("{}: the cache stays at {} MiB: {error}", self.label(), arena >> 20));
-                self.budget.control.lock().settle(cache.arena_bytes());
-            }
+        let lends = self.budget.lends.load(Ordering::Relaxed);
+        if (target > arena || lends) && cache.is_elastic() && self.budget.now_ms() >= self.budget.full_ms.load(Ordering::Relaxed) {
+            self.grow(&mut cache, target);
         }
         Some(cache)
+    }
+
+    /// Grows by a step, as far as memory is there: a long pass may still have some of it.
+    fn grow(&self, cache: &mut Cache, target: usize) {
+        let arena = cache.arena_bytes();
+        let step = target.max(arena).min(arena.saturating_add(STEP_BYTES));
+        let may = if self.watches_memory() { self.limits().arena(self.figures(self.inner.memory().0)) } else { step };
+        let done = if may > arena { cache.grow(self, step.min(may)) } else { Ok(()) };
+        if let Err(error) = done {
+            log::info(&format!("{}: the cache stays at {} MiB: {error}", self.label(), arena >> 20));
+            self.settle(cache.arena_bytes());
+        }
+        if cache.arena_bytes() > arena {
+            return;
+        }
+        // It is not asked with every token.
+        self.budget.full_ms.store(self.budget.now_ms() + LOOK_MS, Ordering::Relaxed);
+        if self.budget.account.lent() == 0 && self.budget.lends.swap(false, Ordering::Relaxed) {
+            let (arena, target) = (arena >> 10, target >> 10);
+            log::info(&format!("{}: the cache has {arena} of {target} KiB again, after a long pass", self.label()));
+        }
     }
 
     /// Whether an allocation missed what the cache has; it is asked once.
@@ -306,11 +371,14 @@ impl Device {
         self.budget.owed.swap(0, Ordering::Relaxed) > 0
     }
 
-    fn tell(&self, how: &str, from: usize, to: usize, cache: &Cache, reason: &str) {
+    fn tell(&self, how: &str, from: usize, to: usize, cache: &Cache, reason: &str, term: Term) {
         let (slots, blocks) = cache.slots();
         let slots = if how == "grows" { String::new() } else { format!(" ({slots} of {blocks} experts)") };
         let line =
             format!("{}: the cache {how} from {} to {} MiB{slots}: {reason}", self.label(), from >> 20, to >> 20);
+        if term == Term::Lent {
+            return log::info(&line); // with every long prompt
+        }
         let first = !self.budget.told.swap(true, Ordering::Relaxed);
         if first || from.abs_diff(to) >= from / LARGE_PART { log::notice(&line) } else { log::info(&line) }
     }

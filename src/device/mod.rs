@@ -27,7 +27,7 @@ use crate::telemetry::{Board, log, service};
 
 use experts::Experts;
 use memory::Budget;
-pub(crate) use memory::CacheRoom;
+pub(crate) use memory::{CacheRoom, Term};
 use passes::Passes;
 
 /// Host memory registered by all devices of this process, in bytes: the budget is the machine's.

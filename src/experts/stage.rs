@@ -80,7 +80,7 @@ impl Ring {
     /// A ring for blocks of at most `bytes` bytes.
     pub(crate) fn new(device: &Device, bytes: usize) -> Result<Self, BufferError> {
         let buffers = (0..DEPTH)
-            .map(|_| Ok(Staging { memory: Buffer::device_memory(device, bytes)?, full: None }))
+            .map(|_| Ok(Staging { memory: Buffer::lent_memory(device, bytes)?, full: None }))
             .collect::<Result<_, BufferError>>()?;
         Ok(Self { buffers, bytes })
     }

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::pages::Pages;
-use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Reached, Registration, Rows, elastic_size};
+use super::pages::{Pages, SparsePages};
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Reached, Registration, Rows, Sparse, elastic_size};
 use crate::abi::inner::Passport;
 use crate::experts::{HostMemory, HostRange};
+use crate::graph::Ranges;
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -23,6 +24,19 @@ struct Faults {
     map_limit: Option<usize>,
     registered: usize,
     register_limit: Option<usize>,
+}
+
+impl Faults {
+    /// Counts memory that comes behind reserved addresses.
+    fn come(&mut self, bytes: usize) -> Result<(), DriverError> {
+        self.allocations += 1;
+        let mapped = self.mapped + bytes;
+        if self.fail_allocation == Some(self.allocations) || self.map_limit.is_some_and(|limit| mapped > limit) {
+            return Err(DriverError::OutOfMemory);
+        }
+        self.mapped = mapped;
+        Ok(())
+    }
 }
 
 /// The fake driver.
@@ -157,16 +171,11 @@ impl Elastic for FakeElastic {
         }
         let mut faults = self.driver.faults.lock();
         if after > before {
-            faults.allocations += 1;
-            let mapped = faults.mapped + after - before;
-            if faults.fail_allocation == Some(faults.allocations)
-                || faults.map_limit.is_some_and(|limit| mapped > limit)
-            {
-                return Err(DriverError::OutOfMemory);
-            }
+            faults.come(after - before)?;
+        } else {
+            faults.mapped -= before - after;
         }
         self.pages.resize(after)?;
-        faults.mapped = faults.mapped + after - before;
         if after > before {
             let start = core::ptr::with_exposed_provenance_mut::<u8>(self.pages.base() + before);
             // SAFETY: these pages have just come.
@@ -180,6 +189,70 @@ impl Drop for FakeElastic {
     fn drop(&mut self) {
         self.driver.drain();
         self.driver.faults.lock().mapped -= self.pages.bytes();
+    }
+}
+
+/// Memory behind parts of its addresses, as [`FakeElastic`].
+#[derive(Debug)]
+struct FakeSparse {
+    pages: SparsePages,
+    driver: Fake,
+}
+
+impl FakeSparse {
+    fn poison(&self, ranges: &Ranges) {
+        for run in ranges.iter() {
+            let start = core::ptr::with_exposed_provenance_mut::<u8>(self.pages.base() + run.start);
+            // SAFETY: these pages have just come.
+            unsafe { start.write_bytes(0xa5, run.len()) };
+        }
+    }
+}
+
+impl Memory for FakeSparse {
+    fn base(&self) -> usize {
+        self.pages.base()
+    }
+
+    fn bytes(&self) -> usize {
+        self.pages.bytes()
+    }
+
+    fn passport(&self) -> Passport {
+        Passport::none()
+    }
+}
+
+impl Sparse for FakeSparse {
+    fn unit(&self) -> usize {
+        self.pages.unit()
+    }
+
+    fn map(&self, ranges: &Ranges) -> Result<(), DriverError> {
+        let missing = ranges.without(&self.pages.mapped());
+        self.driver.faults.lock().come(missing.bytes())?;
+        self.pages.map(&missing)?;
+        self.poison(&missing);
+        Ok(())
+    }
+
+    fn keep_only(&self, ranges: &Ranges) -> Result<(), DriverError> {
+        self.driver.drain();
+        let before = self.mapped_bytes();
+        self.pages.keep_only(ranges)?;
+        self.driver.faults.lock().mapped -= before - self.mapped_bytes();
+        Ok(())
+    }
+
+    fn mapped_bytes(&self) -> usize {
+        self.pages.mapped().bytes()
+    }
+}
+
+impl Drop for FakeSparse {
+    fn drop(&mut self) {
+        self.driver.drain();
+        self.driver.faults.lock().mapped -= self.mapped_bytes();
     }
 }
 
@@ -234,6 +307,15 @@ impl Driver for Fake {
 
     fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
         Ok(Box::new(FakeElastic { pages: Pages::reserve(bytes)?, driver: self.clone() }))
+    }
+
+    fn sparse(&self, bytes: usize) -> Result<Box<dyn Sparse>, DriverError> {
+        let mut faults = self.faults.lock();
+        let pages = SparsePages::new(bytes)?;
+        faults.come(pages.bytes())?;
+        let memory = FakeSparse { pages, driver: self.clone() };
+        memory.poison(&memory.pages.mapped());
+        Ok(Box::new(memory))
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {

@@ -2,10 +2,11 @@
 
 use core::ffi::c_void;
 
-use super::pages::Pages;
-use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Reached, Registration, Rows, elastic_size};
+use super::pages::{Pages, SparsePages};
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Reached, Registration, Rows, Sparse, elastic_size};
 use crate::abi::inner::{self, Passport};
 use crate::experts::HostRange;
+use crate::graph::Ranges;
 
 /// Memory and copies through ggml's interface. Every operation is complete when it returns.
 #[derive(Debug)]
@@ -61,6 +62,46 @@ impl Elastic for CpuPages {
     }
 }
 
+/// Memory of ggml's CPU backend behind parts of its addresses.
+#[derive(Debug)]
+struct CpuSparse {
+    pages: SparsePages,
+    /// As in [`CpuPages`].
+    passport: inner::Buffer,
+}
+
+impl Memory for CpuSparse {
+    fn base(&self) -> usize {
+        self.pages.base()
+    }
+
+    fn bytes(&self) -> usize {
+        self.pages.bytes()
+    }
+
+    fn passport(&self) -> Passport {
+        self.passport.passport()
+    }
+}
+
+impl Sparse for CpuSparse {
+    fn unit(&self) -> usize {
+        self.pages.unit()
+    }
+
+    fn map(&self, ranges: &Ranges) -> Result<(), DriverError> {
+        self.pages.map(ranges)
+    }
+
+    fn keep_only(&self, ranges: &Ranges) -> Result<(), DriverError> {
+        self.pages.keep_only(ranges)
+    }
+
+    fn mapped_bytes(&self) -> usize {
+        self.pages.mapped().bytes()
+    }
+}
+
 impl Memory for inner::Buffer {
     fn base(&self) -> usize {
         inner::Buffer::base(self)
@@ -93,6 +134,14 @@ impl Driver for Generic {
         }
         let passport = self.buffer_type.alloc(1).ok_or(DriverError::OutOfMemory)?;
         Ok(Box::new(CpuPages { pages: Pages::reserve(bytes)?, passport }))
+    }
+
+    fn sparse(&self, bytes: usize) -> Result<Box<dyn Sparse>, DriverError> {
+        if !self.is_cpu {
+            return Err(DriverError::Unsupported("ggml's interface gives memory of one size"));
+        }
+        let passport = self.buffer_type.alloc(1).ok_or(DriverError::OutOfMemory)?;
+        Ok(Box::new(CpuSparse { pages: SparsePages::new(bytes)?, passport }))
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {

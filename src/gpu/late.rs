@@ -17,9 +17,10 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::generic::Generic;
-use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows};
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows, Sparse};
 use crate::abi::inner::{self, Passport};
 use crate::experts::HostRange;
+use crate::graph::Ranges;
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -188,6 +189,52 @@ impl Drop for LateElastic {
     }
 }
 
+/// Memory behind parts of its addresses: what goes is waited for.
+#[derive(Debug)]
+struct LateSparse {
+    memory: Box<dyn Sparse>,
+    queue: Arc<Queue>,
+}
+
+impl Memory for LateSparse {
+    fn base(&self) -> usize {
+        self.memory.base()
+    }
+
+    fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    fn passport(&self) -> Passport {
+        self.memory.passport()
+    }
+}
+
+impl Sparse for LateSparse {
+    fn unit(&self) -> usize {
+        self.memory.unit()
+    }
+
+    fn map(&self, ranges: &Ranges) -> Result<(), DriverError> {
+        self.memory.map(ranges)
+    }
+
+    fn keep_only(&self, ranges: &Ranges) -> Result<(), DriverError> {
+        self.queue.wait_for_all();
+        self.memory.keep_only(ranges)
+    }
+
+    fn mapped_bytes(&self) -> usize {
+        self.memory.mapped_bytes()
+    }
+}
+
+impl Drop for LateSparse {
+    fn drop(&mut self) {
+        self.queue.wait_for_all();
+    }
+}
+
 /// A place in the queue.
 #[derive(Debug)]
 struct LateMark {
@@ -214,6 +261,11 @@ impl Driver for Late {
     fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
         let memory = self.generic.reserve(bytes)?;
         Ok(Box::new(LateElastic { memory, queue: Arc::clone(&self.queue) }))
+    }
+
+    fn sparse(&self, bytes: usize) -> Result<Box<dyn Sparse>, DriverError> {
+        let memory = self.generic.sparse(bytes)?;
+        Ok(Box::new(LateSparse { memory, queue: Arc::clone(&self.queue) }))
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {

@@ -17,6 +17,7 @@ mod generic;
 mod late;
 mod pages;
 mod slow;
+mod sparse;
 #[cfg(test)]
 mod suite;
 
@@ -26,6 +27,7 @@ use std::sync::atomic::AtomicU64;
 use crate::abi::inner::{self, Passport};
 use crate::config::CudaFault;
 use crate::experts::HostRange;
+use crate::graph::Ranges;
 
 /// Work on the memory of one device.
 ///
@@ -37,6 +39,7 @@ use crate::experts::HostRange;
 /// - Host memory passed to a copy stays valid until [`Driver::synchronize`] returns, but for [`Driver::upload_taking`].
 /// - [`Driver::reserve`] gives addresses; memory comes behind them, and goes, with [`Elastic::resize`]. What comes is of unspecified
 ///   content; what stays keeps its content and its address. What goes is waited for as in a drop.
+/// - [`Driver::sparse`] gives memory that comes and goes behind any part of its addresses, with the same promises ([`Sparse`]).
 /// - Every range lies in the memory it names; the caller has checked that.
 /// - An error means that the operation did not take place and that the driver is usable; a device that is lost makes every later call
 ///   fail.
@@ -49,6 +52,9 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
 
     /// Addresses for `bytes` bytes, at least one, with no memory behind them yet.
     fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError>;
+
+    /// Memory of `bytes` bytes, at least one, all of it there at first. Refused as [`DriverError::Unsupported`] where memory has one size.
+    fn sparse(&self, bytes: usize) -> Result<Box<dyn Sparse>, DriverError>;
 
     /// Sets bytes.
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError>;
@@ -158,6 +164,22 @@ pub(crate) trait Elastic: Memory {
     /// Puts memory behind at least the first `bytes` bytes and takes the pieces away that lie wholly behind them. On failure nothing
     /// has changed.
     fn resize(&mut self, bytes: usize) -> Result<(), DriverError>;
+}
+
+/// Memory behind any part of a range of addresses that stays. Its `bytes` are all of its addresses. Ranges are offsets, whole units.
+pub(crate) trait Sparse: Memory {
+    /// The pieces in which memory comes and goes, in bytes.
+    fn unit(&self) -> usize;
+
+    /// Puts memory behind these ranges, of unspecified content where there was none. On failure nothing has changed.
+    fn map(&self, ranges: &Ranges) -> Result<(), DriverError>;
+
+    /// Takes memory away outside of these ranges, as much as can be had; what is in them keeps its content. What goes is waited for as in a drop. On
+    /// failure content may be lost.
+    fn keep_only(&self, ranges: &Ranges) -> Result<(), DriverError>;
+
+    /// Bytes with memory behind them: at least those that were asked for.
+    fn mapped_bytes(&self) -> usize;
 }
 
 /// The size that an elastic memory has after it was resized to `bytes`.

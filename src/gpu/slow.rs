@@ -12,7 +12,7 @@ use core::ffi::c_void;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows};
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows, Sparse};
 use crate::abi::inner;
 use crate::experts::{HostMemory, HostRange};
 
@@ -111,6 +111,10 @@ impl Driver for Slow {
 
     fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
         self.driver.reserve(bytes)
+    }
+
+    fn sparse(&self, bytes: usize) -> Result<Box<dyn Sparse>, DriverError> {
+        self.driver.sparse(bytes)
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {

@@ -187,6 +187,60 @@ pub(crate) fn elastic_waits(driver: &dyn Driver) {
     driver.settle().unwrap();
 }
 
+/// Ranges that a sparse memory of 200 MiB is asked for and cut down to, in units: runs within and across the largest pieces.
+const SPARSE_STEPS: [(bool, &[std::ops::Range<usize>]); 9] = [
+    (false, &[3..5, 40..41, 96..100]),
+    (true, &[0..60]),
+    (false, &[4..5, 41..42, 97..98]),
+    (true, &[10..11, 20..21, 41..99]),
+    (false, &[10..11, 40..44, 50..51, 97..99]),
+    (false, &[]),
+    (true, &[0..100]),
+    (false, &[0..1, 33..35, 63..66, 99..100]),
+    (true, &[34..70]),
+];
+
+/// Memory comes and goes behind any part of constant addresses; what stays keeps its content, whatever goes around it.
+pub(crate) fn sparse(driver: &dyn Driver) {
+    const UNIT: usize = 2 << 20;
+    let memory = driver.sparse(100 * UNIT).unwrap();
+    let base = memory.base();
+    assert!(memory.bytes() >= 100 * UNIT && memory.mapped_bytes() == memory.bytes() && UNIT % memory.unit() == 0);
+    let content = |unit: usize| vec![u8::try_from(unit + 1).unwrap(); 4096];
+    let places = |unit: usize| [unit * UNIT, unit * UNIT + 1234, (unit + 1) * UNIT - 4096];
+    let mut known: Vec<usize> = (0..100).collect();
+    let set = |units: &[usize]| {
+        for &unit in units {
+            places(unit).into_iter().for_each(|offset| write(driver, &*memory, offset, &content(unit)));
+        }
+    };
+    set(&known);
+    for (number, (maps, ranges)) in SPARSE_STEPS.into_iter().enumerate() {
+        let asked: Vec<usize> = ranges.iter().cloned().flatten().collect();
+        let ranges = ranges.iter().map(|range| range.start * UNIT..range.end * UNIT).collect();
+        if maps {
+            memory.map(&ranges).unwrap();
+            let came: Vec<usize> = asked.iter().copied().filter(|unit| !known.contains(unit)).collect();
+            set(&came);
+            known.extend(came);
+        } else {
+            // What was asked for before may not be done yet.
+            if let Some(unit) = known.first() {
+                driver.fill(Place { memory: &*memory, address: base + unit * UNIT + 8192 }, 7, 4096).unwrap();
+            }
+            memory.keep_only(&ranges).unwrap();
+            known.retain(|unit| asked.contains(unit));
+        }
+        assert!(memory.base() == base && memory.bytes() >= 100 * UNIT);
+        assert_eq!(memory.mapped_bytes(), known.len() * UNIT, "step {number}");
+        for &unit in &known {
+            for offset in places(unit) {
+                assert!(read(driver, &*memory, offset, 4096) == content(unit), "unit {unit} after step {number}");
+            }
+        }
+    }
+}
+
 /// Host memory can be registered, released and registered again, if the driver can at all.
 pub(crate) fn registration(driver: &dyn Driver, supported: bool) {
     let memory = HostMemory::map(8 << 20).unwrap();
@@ -211,6 +265,7 @@ macro_rules! driver_suite {
             driver_suite!(@case [$(#[$attribute])*] taken, $driver);
             driver_suite!(@case [$(#[$attribute])*] exhaustion, $driver);
             driver_suite!(@case [$(#[$attribute])*] elastic, $driver);
+            driver_suite!(@case [$(#[$attribute])*] sparse, $driver);
             driver_suite!(@case [$(#[$attribute])*] elastic_waits, $driver);
 
             #[test]

@@ -8,9 +8,11 @@
 
 mod block;
 mod plan;
+mod ranges;
 mod replay;
 
 pub use plan::{Plan, PlanCache, PlanKey, Step, Treatment, plan};
+pub use ranges::{Ranges, Span, walk};
 pub use replay::{ReplayLedger, Run};
 
 /// Identity of a tensor: equal for the same tensor, meaningless otherwise. Never dereferenced.

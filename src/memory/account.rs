@@ -37,35 +37,80 @@ impl Use {
 /// All leases of one device.
 #[derive(Debug, Default)]
 pub struct Account {
-    leased: Mutex<[usize; Use::ALL.len()]>,
+    sums: Mutex<Sums>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    leased: [usize; Use::ALL.len()],
+    lent: usize,
+    promised: usize,
+}
+
+impl Sums {
+    fn total(&self) -> usize {
+        self.leased.iter().fold(0, |sum, part| sum.saturating_add(*part))
+    }
+
+    /// Whether so much more passes the budget.
+    fn passes(&self, bytes: usize, budget: Option<usize>) -> bool {
+        budget.is_some_and(|budget| self.total().saturating_add(bytes) > budget)
+    }
+
+    /// A lease changed.
+    fn change(&mut self, from: Part, to: Part) {
+        self.leased[from.what as usize] -= from.bytes;
+        self.leased[to.what as usize] += to.bytes;
+        self.lent = self.lent - from.lent + to.lent;
+        self.promised = self.promised - from.promised + to.promised;
+    }
+}
+
+/// What a lease adds to the sums.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    what: Use,
+    bytes: usize,
+    lent: usize,
+    promised: usize,
 }
 
 impl Account {
     /// Counts `bytes` bytes; `None` if the sum of all leases would pass `budget`.
     pub fn lease(self: &Arc<Self>, what: Use, bytes: usize, budget: Option<usize>) -> Option<Lease> {
-        let mut leased = self.leased.lock();
-        let sum = leased.iter().fold(bytes, |sum, part| sum.saturating_add(*part));
-        if budget.is_some_and(|budget| sum > budget) {
+        let mut sums = self.sums.lock();
+        if sums.passes(bytes, budget) {
             return None;
         }
-        leased[what as usize] += bytes;
-        Some(Lease { account: Arc::clone(self), held: Mutex::new((what, bytes)) })
+        sums.leased[what as usize] += bytes;
+        let part = Part { what, bytes, lent: 0, promised: 0 };
+        Some(Lease { account: Arc::clone(self), held: Mutex::new(part) })
     }
 
     /// Bytes under one use.
     pub fn leased(&self, what: Use) -> usize {
-        self.leased.lock()[what as usize]
+        self.sums.lock().leased[what as usize]
     }
 
     /// Bytes under all uses.
     pub fn total(&self) -> usize {
-        self.leased.lock().iter().sum()
+        self.sums.lock().total()
+    }
+
+    /// Of them, bytes that a long pass has and that come back when it is over.
+    pub fn lent(&self) -> usize {
+        self.sums.lock().lent
+    }
+
+    /// Bytes that are not leased and that a long pass will ask for: hosts count them as taken.
+    pub fn promised(&self) -> usize {
+        self.sums.lock().promised
     }
 }
 
 impl std::fmt::Display for Account {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let leased = *self.leased.lock();
+        let leased = self.sums.lock().leased;
         let parts = Use::ALL.iter().map(|what| format!("{} {} MiB", what.name(), leased[*what as usize] >> 20));
         f.write_str(&parts.collect::<Vec<_>>().join(", "))
     }
@@ -75,32 +120,49 @@ impl std::fmt::Display for Account {
 #[derive(Debug)]
 pub struct Lease {
     account: Arc<Account>,
-    held: Mutex<(Use, usize)>,
+    held: Mutex<Part>,
 }
 
 impl Lease {
     /// The use became known.
     pub fn used_for(&self, what: Use) {
-        let mut held = self.held.lock();
-        let mut leased = self.account.leased.lock();
-        leased[held.0 as usize] -= held.1;
-        leased[what as usize] += held.1;
-        held.0 = what;
+        self.change(|part| part.what = what);
     }
 
     /// The size became known, or changed.
     pub fn resize(&self, bytes: usize) {
+        self.change(|part| part.bytes = bytes);
+    }
+
+    /// Bytes that are lent, and those that are promised.
+    pub fn lend(&self, lent: usize, promised: usize) {
+        self.change(|part| (part.lent, part.promised) = (lent, promised));
+    }
+
+    /// Takes `bytes` bytes more; false if the sum of all leases would pass `budget`.
+    pub fn grow(&self, bytes: usize, budget: Option<usize>) -> bool {
         let mut held = self.held.lock();
-        let mut leased = self.account.leased.lock();
-        leased[held.0 as usize] = leased[held.0 as usize] - held.1 + bytes;
-        held.1 = bytes;
+        let mut sums = self.account.sums.lock();
+        if sums.passes(bytes, budget) {
+            return false;
+        }
+        sums.leased[held.what as usize] += bytes;
+        held.bytes += bytes;
+        true
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Part)) {
+        let mut held = self.held.lock();
+        let before = *held;
+        change(&mut held);
+        self.account.sums.lock().change(before, *held);
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let (what, bytes) = *self.held.get_mut();
-        self.account.leased.lock()[what as usize] -= bytes;
+        let part = *self.held.get_mut();
+        self.account.sums.lock().change(part, Part { bytes: 0, lent: 0, promised: 0, ..part });
     }
 }
 
@@ -144,9 +206,10 @@ impl Limits {
     }
 
     /// What a host is told to be free and to be there at all: the arena counts as free, because it is given back to whoever asks.
-    pub fn reported(&self, figures: Figures, total: usize) -> (usize, usize) {
+    /// What is promised counts as taken, whether a long pass has it now or the arena.
+    pub fn reported(&self, figures: Figures, promised: usize, total: usize) -> (usize, usize) {
         let free = usize::try_from(self.open(figures).max(0)).unwrap_or(usize::MAX);
-        (free.saturating_add(figures.arena), self.budget.map_or(total, |budget| budget.min(total)))
+        (free.saturating_add(figures.arena).saturating_sub(promised), self.budget.map_or(total, |budget| budget.min(total)))
     }
 }
 
@@ -168,7 +231,11 @@ mod tests {
         arena.resize(20);
         assert_eq!(account.total(), 120);
         let kv = account.lease(Use::Kv, 30, Some(150)).unwrap();
+        assert!(!kv.grow(1, Some(150)) && kv.grow(1, Some(151)));
+        kv.lend(20, 500);
+        assert_eq!((account.total(), account.lent(), account.promised()), (151, 20, 500));
         drop((weights, kv));
+        assert_eq!((account.lent(), account.promised()), (0, 0));
         assert_eq!((account.total(), account.leased(Use::Arena)), (20, 20));
         assert!(account.to_string().starts_with("dense weights 0 MiB, KV 0 MiB"));
     }
@@ -195,7 +262,7 @@ mod tests {
         for (free, budget) in [(card, None), (140 << 30, Some(card))] {
             let limits = Limits { budget, reserve: 384 * MIB };
             let before = Figures { free, leased: 0, arena: 0 };
-            let (told, total) = limits.reported(before, free);
+            let (told, total) = limits.reported(before, 0, free);
             assert_eq!((told, total), (card, card));
             let reported = crate::device::reported_free(told, dense, 0.30);
             let context = reported - dense - room_kept; // KV and compute buffers: everything that fits

@@ -2,7 +2,7 @@
 //!
 //! It starts with a part of what is free, because a host loads more after a model is there (a draft model, an image encoder), and takes the
 //! rest once a request is being answered. It shrinks as soon as the reserve is touched, and grows again only by what stayed free for a
-//! while.
+//! while. What it lends to a long pass does not change the size that it goes to: it has that again as soon as the memory is back.
 
 /// Tokens of decoding after which a request counts as real.
 const FULL_AFTER_TOKENS: u32 = 64;
@@ -57,10 +57,11 @@ impl Control {
         self.tokens = self.tokens.saturating_add(tokens);
     }
 
-    /// Looks at the arena's size and at the size that it may have.
-    pub fn look(&mut self, now_ms: u64, arena: usize, may: usize) -> Option<Change> {
+    /// Looks at the arena's size, at the size that it may have now, and at what comes back to it.
+    pub fn look(&mut self, now_ms: u64, arena: usize, may: usize, lent: usize) -> Option<Change> {
+        let later = may.saturating_add(lent);
         if may < arena {
-            self.settle(may);
+            self.settle(later.min(self.target.max(arena)));
             return Some(Change::Shrink(may, Why::Reserve));
         }
         if !self.full {
@@ -68,10 +69,10 @@ impl Control {
                 return None;
             }
             self.full = true;
-            return self.grow(arena, may, Why::Request);
+            return self.grow(arena, later, Why::Request);
         }
-        self.target = self.target.min(may);
-        let surplus = may - arena.max(self.target);
+        self.target = self.target.min(later);
+        let surplus = may.saturating_sub(arena.max(self.target));
         if surplus <= arena / SURPLUS_PART {
             self.calm = None;
             return None;
@@ -112,10 +113,10 @@ mod tests {
         let mut control = Control::default();
         assert_eq!(control.begin(1000, false), 250);
         control.note_tokens(63);
-        assert_eq!(control.look(0, 250, 1000), None);
+        assert_eq!(control.look(0, 250, 1000, 0), None);
         control.note_tokens(1);
-        assert_eq!(control.look(100, 250, 900), Some(Change::Grow(900, Why::Request)));
-        assert_eq!((control.target(), control.look(200, 600, 900)), (900, None), "it is on its way");
+        assert_eq!(control.look(100, 250, 900, 0), Some(Change::Grow(900, Why::Request)));
+        assert_eq!((control.target(), control.look(200, 600, 900, 0)), (900, None), "it is on its way");
         assert_eq!(Control::default().begin(1000, true), 1000);
     }
 
@@ -123,15 +124,30 @@ mod tests {
     fn it_shrinks_at_once_and_grows_when_it_is_calm() {
         let mut control = Control::default();
         control.begin(1000, true);
-        assert_eq!(control.look(0, 1000, 400), Some(Change::Shrink(400, Why::Reserve)));
-        assert_eq!(control.look(100, 400, 420), None, "5% are not worth it");
-        assert_eq!(control.look(10_000, 400, 420), None);
-        assert_eq!(control.look(10_100, 400, 900), None);
-        assert_eq!(control.look(12_000, 400, 700), None);
-        assert_eq!(control.look(13_000, 400, 900), None);
-        assert_eq!(control.look(13_100, 400, 900), Some(Change::Grow(700, Why::Surplus)), "the least that stood");
-        assert_eq!(control.look(13_200, 500, 410), Some(Change::Shrink(410, Why::Reserve)), "on its way it is stopped");
+        assert_eq!(control.look(0, 1000, 400, 0), Some(Change::Shrink(400, Why::Reserve)));
+        assert_eq!(control.look(100, 400, 420, 0), None, "5% are not worth it");
+        assert_eq!(control.look(10_000, 400, 420, 0), None);
+        assert_eq!(control.look(10_100, 400, 900, 0), None);
+        assert_eq!(control.look(12_000, 400, 700, 0), None);
+        assert_eq!(control.look(13_000, 400, 900, 0), None);
+        assert_eq!(control.look(13_100, 400, 900, 0), Some(Change::Grow(700, Why::Surplus)), "the least that stood");
+        assert_eq!(control.look(13_200, 500, 410, 0), Some(Change::Shrink(410, Why::Reserve)), "on its way it is stopped");
         assert_eq!(control.target(), 410);
+    }
+
+    #[test]
+    fn what_is_lent_comes_back_at_once() {
+        let mut control = Control::default();
+        control.begin(1000, true);
+        // A pass takes 600, and something else 50 of the reserve.
+        assert_eq!((control.look(0, 400, 400, 600), control.target()), (None, 1000));
+        assert_eq!(control.look(100, 400, 350, 600), Some(Change::Shrink(350, Why::Reserve)));
+        assert_eq!((control.look(200, 350, 950, 0), control.target()), (None, 950));
+        assert_eq!((control.look(300, 950, 950, 0), control.target()), (None, 950));
+        let mut control = Control::default();
+        control.begin(1000, false);
+        control.note_tokens(64);
+        assert_eq!(control.look(0, 250, 300, 700), Some(Change::Grow(1000, Why::Request)), "by steps, as it comes back");
     }
 
     #[test]
@@ -139,8 +155,8 @@ mod tests {
         let mut control = Control::default();
         control.begin(400, true);
         for turn in 0..20 {
-            assert_eq!(control.look(turn * 2_000, 400, 900), None);
-            assert_eq!(control.look(turn * 2_000 + 1_999, 400, 400), None);
+            assert_eq!(control.look(turn * 2_000, 400, 900, 0), None);
+            assert_eq!(control.look(turn * 2_000 + 1_999, 400, 400, 0), None);
         }
     }
 
@@ -155,7 +171,7 @@ mod tests {
                 for _ in 0..50 {
                     now += 100;
                     control.note_tokens(1);
-                    match control.look(now, arena, *may) {
+                    match control.look(now, arena, *may, 0) {
                         Some(Change::Shrink(to, _)) => { prop_assert!(to < arena && to <= *may); arena = to; }
                         Some(Change::Grow(to, _)) => prop_assert!(to > arena && to <= *may),
                         None => {}

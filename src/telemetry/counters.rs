@@ -72,6 +72,10 @@ counters! {
     sum streamed_blocks,
     /// Those of shorter passes, of which the experts that were used were brought.
     sum fetched_blocks,
+    /// Bytes of device memory that came for a graph: behind compute buffers, and the staging of long passes.
+    sum lent_bytes,
+    /// Bytes of it that went back.
+    sum returned_bytes,
     /// Time from giving misses to the thread team until they were done, in nanoseconds.
     sum team_ns,
     /// Waits for the inner device, one for each block that the cache computes.

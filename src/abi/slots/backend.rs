@@ -14,8 +14,9 @@ use super::super::layout::{Words, field};
 use super::super::tensor::Tensor;
 use super::{behind, event, put};
 use crate::backend::{Backend, BackendError};
-use crate::buffer::{Buffer, BufferError};
+use crate::buffer::{Buffer, BufferError, Place};
 use crate::device::Device;
+use crate::gpu::Rows;
 use crate::telemetry::{Busy, log};
 
 impl Kind for Backend {
@@ -129,8 +130,8 @@ unsafe extern "C" fn free(backend: *mut api3::ggml_backend) {
 
 /// Part of a tensor that a backend is asked to copy.
 enum Part<'a> {
-    /// In a buffer of ours, at this address.
-    Ours(&'a Buffer, usize),
+    /// In a buffer of ours, at this place.
+    Ours(&'a Buffer, Place),
     /// In a buffer that the inner device made.
     Inner(Tensor<'a>),
 }
@@ -148,7 +149,7 @@ unsafe fn part<'a>(
     // SAFETY: the caller's contract.
     let tensor = unsafe { Tensor::new(tensor) }.ok_or(CallError::ForeignTensor)?;
     match tensor.our_buffer() {
-        Some(buffer) => Ok(Part::Ours(buffer, buffer.place(tensor, offset, size)?.address)),
+        Some(buffer) => Ok(Part::Ours(buffer, buffer.place(tensor, offset, size)?)),
         None if backend.device.lends_inner_types() => Ok(Part::Inner(tensor)),
         None => Err(CallError::ForeignTensor),
     }
@@ -165,7 +166,8 @@ unsafe extern "C" fn set_tensor_async(
         backend.order_uploads()?;
         // SAFETY: the host passes a tensor that is valid during the call.
         match unsafe { part(backend, tensor, offset, size) }? {
-            Part::Ours(buffer, address) => {
+            Part::Ours(buffer, place) if !buffer.makes_writable(place)? => {}
+            Part::Ours(buffer, Place { address, .. }) => {
                 if let Some(memory) = buffer.memory() {
                     // SAFETY: the host passes `size` readable bytes that stay until it synchronizes.
                     unsafe { backend.inner.write_async(memory.passport(), address, data, size) };
@@ -195,7 +197,9 @@ unsafe extern "C" fn get_tensor_async(
         backend.order_uploads()?;
         // SAFETY: the host passes a tensor that is valid during the call.
         match unsafe { part(backend, tensor, offset, size) }? {
-            Part::Ours(buffer, address) => {
+            Part::Ours(buffer, place) => {
+                let address = place.address;
+                buffer.holds(place, Rows::one(size))?;
                 if let Some(memory) = buffer.memory() {
                     // SAFETY: the host passes `size` writable bytes that stay until it synchronizes.
                     unsafe { backend.inner.read_async(memory.passport(), address, data, size) };

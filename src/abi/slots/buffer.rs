@@ -123,6 +123,7 @@ pub(crate) fn download(tensor: Tensor<'_>) -> Option<Vec<u8>> {
 /// # Safety
 /// Every row of the target is writable.
 unsafe fn read(buffer: &Buffer, place: Place, target: *mut c_void, rows: Rows) -> Result<(), BufferError> {
+    buffer.holds(place, rows)?;
     if let Some(memory) = buffer.memory() {
         let driver = buffer.device().driver();
         // SAFETY: a `Place` lies in its buffer; the target is the caller's, and is waited for here.
@@ -143,6 +144,9 @@ unsafe fn read(buffer: &Buffer, place: Place, target: *mut c_void, rows: Rows) -
 /// # Safety
 /// Every row of the source is readable.
 unsafe fn write(buffer: &Buffer, place: Place, source: *const c_void, rows: Rows) -> Result<(), BufferError> {
+    if !buffer.makes_writable(place)? {
+        return Ok(());
+    }
     if let Some(memory) = buffer.memory() {
         let driver = buffer.device().driver();
         // SAFETY: a `Place` lies in its buffer; the source is the caller's.
@@ -408,8 +412,13 @@ fn copy_on_device(memory: &Buffer, source: Tensor<'_>, target: Tensor<'_>) -> Re
     let (Some(from_memory), Some(to_memory)) = (from.memory(), memory.memory()) else {
         return Ok(false);
     };
-    let to = gpu::Place { memory: to_memory, address: memory.place(target, 0, bytes)?.address };
-    let from = gpu::Place { memory: from_memory, address: from.place(source, 0, bytes)?.address };
+    let (to, at) = (memory.place(target, 0, bytes)?, from.place(source, 0, bytes)?);
+    from.holds(at, Rows::one(bytes))?;
+    if !memory.makes_writable(to)? {
+        return Ok(true);
+    }
+    let to = gpu::Place { memory: to_memory, address: to.address };
+    let from = gpu::Place { memory: from_memory, address: at.address };
     // What the source's device was given and has not finished yet belongs to the source.
     from_device.driver().synchronize().map_err(BufferError::from)?;
     let driver = memory.device().driver();

@@ -1,7 +1,8 @@
 //! The driver for CUDA devices: the CUDA driver API through cudarc, loaded at run time.
 //!
 //! Owns: the primary context that it retains, one stream of its own, memory in reservations of address space.
-//! Files: `context` (which device, what it can), `memory` (reservations, physical memory, registered host memory), `stream` (copies and
+//! Files: `context` (which device, what it can), `memory` (reservations, physical memory, registered host memory), `sparse`
+//! (memory behind any part of a reservation), `stream` (copies and
 //! fills; events), `staging` (pinned host memory that takes small uploads), `launch` (own kernels; the only place that launches one).
 //! Invariants: cudarc panics when libcuda is absent, so its presence and version are asked first. The context is the primary one, which
 //! ggml's runtime calls use too; it is made current on the calling thread before each call and left so, as the runtime leaves it.
@@ -11,6 +12,7 @@
 mod context;
 mod launch;
 mod memory;
+mod sparse;
 mod staging;
 mod stream;
 
@@ -21,13 +23,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows};
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows, Sparse};
 use crate::abi::inner::{self, Passport};
 use crate::config::CudaFault;
 use crate::experts::HostRange;
 
 use context::Context;
 use memory::{Registered, Reservation};
+use sparse::SparseReservation;
 use staging::Staging;
 use stream::{Event, Stream};
 
@@ -114,6 +117,10 @@ impl Driver for Cuda {
 
     fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
         Ok(Box::new(Reservation::elastic(&self.context, bytes, self.passport, self.users())?))
+    }
+
+    fn sparse(&self, bytes: usize) -> Result<Box<dyn Sparse>, DriverError> {
+        Ok(Box::new(SparseReservation::new(&self.context, bytes, self.passport, self.users())?))
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {

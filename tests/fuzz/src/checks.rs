@@ -85,6 +85,7 @@ fn written(config: &Config) -> String {
             AllocationKind::Device => "device",
             AllocationKind::Host => "host",
             AllocationKind::Pin => "pin",
+            AllocationKind::Map => "map",
         };
         put("debug-fail-alloc", format!("{kind}:{}", fault.every));
     }

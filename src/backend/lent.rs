@@ -1,0 +1,73 @@
+//! What graphs touch in compute buffers whose memory comes and goes.
+//!
+//! Owns: the walk over a graph's tensors, and the question, before a graph runs, whether there is memory behind all of them.
+//! Invariants: a graph is handed on only when there is. A graph that ran before, with nothing changed since, costs one comparison for each of its
+//! buffers. Threads: the one that drives the backend. Does not: decide what comes and goes (`memory` does) or map it (`lent` does).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use super::{Backend, Planned, State};
+use crate::abi::tensor::Tensor;
+use crate::buffer::{BufferError, alloc_size};
+use crate::graph::{PlanKey, Ranges, Span, walk};
+use crate::lent::Lent;
+use crate::purpose::Role;
+
+/// What a graph touches in one buffer.
+#[derive(Debug)]
+pub(super) struct Touch {
+    /// Gone with the buffer, whose plans are void then.
+    lent: Weak<Lent>,
+    /// Whole units.
+    units: Ranges,
+    /// The stamp at which the graph needed nothing; 0 before.
+    ready: AtomicU64,
+}
+
+/// The buffer behind a tensor; compared by identity.
+struct In<'a>(&'a Arc<Lent>);
+
+impl PartialEq for In<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.0, other.0)
+    }
+}
+
+/// What these nodes touch, with all that kernels may use behind each tensor.
+pub(super) fn touches<'a>(nodes: &[Tensor<'a>]) -> Vec<Touch> {
+    let span = |tensor: Tensor<'a>| {
+        let buffer = tensor.our_buffer()?;
+        let lent = buffer.lent()?;
+        let (base, end) = (lent.memory().base(), lent.memory().base() + lent.memory().bytes());
+        let bytes = alloc_size(buffer.device(), Role::Default, tensor).max(tensor.bytes());
+        let start = tensor.data().clamp(base, end) - base;
+        let behind = tensor.data().saturating_add(bytes).clamp(base, end) - base;
+        Some(Span { memory: In(lent), range: start..behind })
+    };
+    let sources = |tensor: Tensor<'a>| tensor.sources();
+    let found = walk(nodes, |tensor| tensor.key(), sources, |tensor| tensor.viewed(), span);
+    let touch = |(In(lent), ranges): (In<'a>, Ranges)| Touch {
+        units: lent.units(&ranges),
+        lent: Arc::downgrade(lent),
+        ready: AtomicU64::new(0),
+    };
+    found.into_iter().map(touch).collect()
+}
+
+impl Backend {
+    /// Brings memory behind all that a graph touches.
+    pub(super) fn bring(&self, state: &mut State, key: PlanKey, planned: &Planned) -> Result<(), BufferError> {
+        for touch in &planned.touches {
+            let Some(lent) = touch.lent.upgrade() else { continue };
+            if lent.is_unchanged(touch.ready.load(Ordering::Relaxed)) {
+                continue;
+            }
+            let (moved, stamp) = lent.prepare((key.first, key.count), &touch.units, &|| self.inner.synchronize())?;
+            touch.ready.store(stamp, Ordering::Relaxed);
+            state.counters.lent_bytes += moved.came as u64;
+            state.counters.returned_bytes += moved.went as u64;
+        }
+        Ok(())
+    }
+}
