@@ -32,9 +32,23 @@ pub enum StateFile {
     At(PathBuf),
 }
 
+/// Whether experts are copied to RAM or stay in a file that the loader maps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertsFrom {
+    /// In the file, unless they fit RAM that the device reads in place.
+    #[default]
+    Auto,
+    /// Always copied.
+    Ram,
+    /// In the file.
+    File,
+}
+
 /// What the user set; `None` where a default holds that depends on other keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertSettings {
+    /// Whether experts stay in a file that the loader maps.
+    pub from: ExpertsFrom,
     /// The order by which blocks are kept.
     pub order: PolicyOrder,
     /// Tokens of recent use.
@@ -66,6 +80,7 @@ pub struct ExpertSettings {
 impl Default for ExpertSettings {
     fn default() -> Self {
         Self {
+            from: ExpertsFrom::Auto,
             order: PolicyOrder::Auto,
             window: 64,
             admit: 2,

@@ -10,7 +10,7 @@ mod experts;
 mod keys;
 mod parse;
 
-pub use experts::{ExpertSettings, PolicyOrder, StateFile};
+pub use experts::{ExpertSettings, ExpertsFrom, PolicyOrder, StateFile};
 pub use keys::{KEYS, Key, markdown};
 pub use parse::{Notice, parse};
 pub(crate) use parse::{shown, turns_line};

@@ -1,6 +1,6 @@
 //! Experts: their bytes in host memory, the ways that bring them to the inner device, and what the cache of them needs to know.
 //!
-//! Owns: the host memory of expert buffers (`store`), its registration with the device (`pin`), the reading of expert ids (`ids`) and
+//! Owns: the host memory of expert buffers (`store`), which of it stays in the model's file (`mapped`, `origin`), its registration with the device (`pin`), the reading of expert ids (`ids`) and
 //! the plain path (`plain`), staging for long passes (`stage`). For the cache: the numbering of blocks ([`shape`]), lifetime heat ([`heat`]), what is worth a slot
 //! ([`policy`]), what lies in which slot and who may read it ([`residency`]), and what is remembered
 //! ([`statefile`], [`statestore`], [`statefolder`]).
@@ -12,6 +12,8 @@
 pub(crate) mod cache;
 pub mod heat;
 pub mod ids;
+pub(crate) mod mapped;
+mod origin;
 mod pin;
 mod plain;
 pub mod policy;
@@ -25,6 +27,7 @@ pub mod statefolder;
 pub mod statestore;
 mod store;
 
+pub(crate) use origin::Origin;
 pub(crate) use pin::Pinner;
 pub(crate) use plain::{PlainError, PlainPath};
 pub(crate) use store::{HostMemory, HostRange};

@@ -227,7 +227,7 @@ impl Driver for Fake {
         }
         let memory = HostMemory::map(bytes).map_err(|_| DriverError::OutOfMemory)?;
         // Content is unspecified: make that visible, and make the address usable from queued work.
-        memory.fill(memory.address(), 0xa5, bytes);
+        memory.fill(memory.address(), 0xa5, bytes).map_err(|_| DriverError::OutOfMemory)?;
         memory.as_ptr().expose_provenance();
         Ok(Box::new(FakeMemory { bytes: Arc::new(memory), driver: self.clone() }))
     }
@@ -296,6 +296,10 @@ impl Driver for Fake {
     fn synchronize(&self) -> Result<(), DriverError> {
         self.drain();
         Ok(())
+    }
+
+    fn pins(&self) -> bool {
+        true
     }
 
     unsafe fn register(&self, range: HostRange<'_>) -> Result<Box<dyn Registration>, DriverError> {

@@ -122,6 +122,16 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
         self.synchronize()
     }
 
+    /// Whether the device's kernels read any memory of the host at its own address.
+    fn reads_host_memory(&self) -> bool {
+        false
+    }
+
+    /// Whether [`Driver::register`] can work here: the device then reads RAM in place, and copies from registered memory fastest.
+    fn pins(&self) -> bool {
+        false
+    }
+
     /// Makes host memory readable by the device's kernels at its own address, until the object is dropped.
     ///
     /// # Safety
