@@ -195,6 +195,16 @@ impl Buffer {
         }
     }
 
+    /// Whether this tensor shows the model's file, and the device's kernels read it there.
+    pub(crate) fn stays_in_file(&self, tensor: Tensor<'_>) -> bool {
+        self.shows_file(tensor) && self.device.driver().reads_host_memory()
+    }
+
+    /// Whether this tensor shows the model's file.
+    pub(crate) fn shows_file(&self, tensor: Tensor<'_>) -> bool {
+        self.host().is_some_and(|memory| memory.shows_file(tensor.data(), 1))
+    }
+
     /// The place of `bytes` bytes at `offset` of a tensor, checked to lie in this buffer.
     pub(crate) fn place(&self, tensor: Tensor<'_>, offset: usize, bytes: usize) -> Result<Place, BufferError> {
         let start = tensor.data().wrapping_add(offset);
@@ -222,7 +232,9 @@ impl Buffer {
                 self.device.driver().synchronize()?;
             }
             Storage::Host { memory, .. } => {
-                memory.fill(place.address, value, place.bytes).map_err(|error| self.no_host_memory(place.bytes, &error))?;
+                memory
+                    .fill(place.address, value, place.bytes)
+                    .map_err(|error| self.no_host_memory(place.bytes, &error))?;
             }
         }
         Ok(())

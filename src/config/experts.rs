@@ -173,10 +173,11 @@ mod tests {
     #[test]
     fn every_key_sets_what_it_names() {
         let set = experts(
-            "policy=window;window=32;admit=3;swaps-per-step=4;wait-swaps=on;swap-lead=2;upload-share=0.5;upload-chunk-kb=512;\
+            "experts-from=file;policy=window;window=32;admit=3;swaps-per-step=4;wait-swaps=on;swap-lead=2;upload-share=0.5;upload-chunk-kb=512;\
              governor=off;retest=512;state-file=/tmp/a,b.ini;link-gbs=12.5",
         );
         let expected = ExpertSettings {
+            from: ExpertsFrom::File,
             order: PolicyOrder::Window,
             window: 32,
             admit: 3,
@@ -201,6 +202,8 @@ mod tests {
     #[test]
     fn wrong_values_are_told_and_ignored() {
         for text in [
+            "experts-from=disk",
+            "experts-from=",
             "policy=lru",
             "window=7",
             "window=128",

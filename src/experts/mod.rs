@@ -1,7 +1,7 @@
 //! Experts: their bytes in host memory, the ways that bring them to the inner device, and what the cache of them needs to know.
 //!
 //! Owns: the host memory of expert buffers (`store`), which of it stays in the model's file (`mapped`, `origin`), its registration with the device (`pin`), the reading of expert ids (`ids`) and
-//! the plain path (`plain`), staging for long passes (`stage`). For the cache: the numbering of blocks ([`shape`]), lifetime heat ([`heat`]), what is worth a slot
+//! the plain path (`plain`), staging for long passes (`stage`), the reading of files before they are used (`readahead`). For the cache: the numbering of blocks ([`shape`]), lifetime heat ([`heat`]), what is worth a slot
 //! ([`policy`]), what lies in which slot and who may read it ([`residency`]), and what is remembered
 //! ([`statefile`], [`statestore`], [`statefolder`]).
 //! Invariants: expert weights have one home, host memory; whatever lies on the inner device is a copy that can be dropped.
@@ -17,6 +17,7 @@ mod origin;
 mod pin;
 mod plain;
 pub mod policy;
+pub(crate) mod readahead;
 pub mod residency;
 #[cfg(test)]
 mod residency_model;

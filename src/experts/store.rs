@@ -65,7 +65,11 @@ impl HostMemory {
         // A model that is larger than the RAM gets its addresses only where the loader maps its file, so that the pages can come from there.
         // Elsewhere the refusal is better than what the system does when the pages are written.
         let start = anonymous(bytes, 0).or_else(|error| {
-            if mapped::mapped_file_bytes() < bytes - bytes / 64 { Err(error) } else { anonymous(bytes, libc::MAP_NORESERVE) }
+            if mapped::mapped_file_bytes() < bytes - bytes / 64 {
+                Err(error)
+            } else {
+                anonymous(bytes, libc::MAP_NORESERVE)
+            }
         })?;
         // Large pages save most of the page faults of loading and the TLB misses of reading; without them all still works.
         // SAFETY: the range is the mapping just made; the advice changes no content.
@@ -195,8 +199,7 @@ impl HostMemory {
 fn anonymous(bytes: usize, flags: i32) -> io::Result<NonNull<c_void>> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
     // SAFETY: a fresh anonymous mapping; no existing memory is touched.
-    let start =
-        unsafe { libc::mmap(core::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    let start = unsafe { libc::mmap(core::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
@@ -259,9 +262,8 @@ mod tests {
         std::fs::write(&path, content(bytes)).unwrap();
         let file = std::fs::File::open(&path).unwrap();
         // SAFETY: a fresh mapping of an open file.
-        let start = unsafe {
-            libc::mmap(core::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
+        let start =
+            unsafe { libc::mmap(core::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         assert_ne!(start, libc::MAP_FAILED);
         (folder, start)
     }

@@ -21,6 +21,7 @@ struct Faults {
     /// Bytes behind reserved addresses, and the most that there may be.
     mapped: usize,
     map_limit: Option<usize>,
+    fail_uploads: bool,
     registered: usize,
     register_limit: Option<usize>,
 }
@@ -43,6 +44,11 @@ impl Fake {
     pub(crate) fn fail_allocation(&self, number: u32) {
         let mut faults = self.faults.lock();
         faults.fail_allocation = Some(faults.allocations + number);
+    }
+
+    /// Uploads fail from now on, or no more.
+    pub(crate) fn fail_uploads(&self, fail: bool) {
+        self.faults.lock().fail_uploads = fail;
     }
 
     /// No more than this many bytes can be registered at once.
@@ -247,6 +253,9 @@ impl Driver for Fake {
     }
 
     unsafe fn upload(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
+        if self.faults.lock().fail_uploads {
+            return Err(DriverError::Failed { what: "upload", why: "asked for".to_owned() });
+        }
         let (to, from) = (Raw(target.address), Raw(source.expose_provenance()));
         // SAFETY: the target lies in a live memory, the source is the caller's until `synchronize`.
         self.queue(move || unsafe { copy_rows(to, rows.stride, from, rows.host_stride, rows) });
