@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::abi::inner::Passport;
 use crate::abi::tensor::Tensor;
-use crate::config::AllocationKind;
+use crate::config::{AllocationKind, ExpertsFrom};
 use crate::device::{Device, Term};
-use crate::experts::{HostMemory, Pinner};
+use crate::experts::mapped::{self, Unmapped};
+use crate::experts::{HostMemory, Origin, Pinner};
 use crate::gpu::{self, DriverError, Memory, Rows};
 use crate::lent::Lent;
 use crate::memory::{Lease, Use};
@@ -32,7 +33,7 @@ enum Storage {
     /// Memory of the inner device that comes and goes, once the buffer is known to hold intermediate results.
     Lent(Arc<Lent>),
     // The pinner is dropped first: it waits for its thread, which uses the memory.
-    Host { pinner: Pinner, memory: Arc<HostMemory> },
+    Host { pinner: Pinner, memory: Arc<HostMemory>, origin: Origin },
 }
 
 /// Memory of the inner device that is counted.
@@ -101,7 +102,8 @@ impl Buffer {
             Role::Experts => {
                 let memory = Arc::new(Self::host_memory(device, bytes)?);
                 device.note_experts();
-                Storage::Host { pinner: Pinner::new(device, Arc::clone(&memory)), memory }
+                let pinner = Pinner::new(device, Arc::clone(&memory));
+                Storage::Host { pinner, memory, origin: Origin::default() }
             }
         };
         let place = match role {
@@ -222,11 +224,25 @@ impl Buffer {
     pub(crate) fn reads_in_place(&self, tensor: Tensor<'_>) -> bool {
         match &self.storage {
             Storage::Device(_) | Storage::Lent(_) => false,
-            Storage::Host { pinner, .. } => {
+            Storage::Host { pinner, memory, .. } => {
                 pinner.start();
-                !self.device.slows_link() && pinner.holds(tensor.data(), alloc_size(self.device, Role::Experts, tensor))
+                let bytes = alloc_size(self.device, Role::Experts, tensor);
+                if memory.shows_file(tensor.data(), bytes) {
+                    return self.device.driver().reads_host_memory();
+                }
+                !self.device.slows_link() && pinner.holds(tensor.data(), bytes)
             }
         }
+    }
+
+    /// Whether this tensor shows the model's file, and the device's kernels read it there.
+    pub(crate) fn stays_in_file(&self, tensor: Tensor<'_>) -> bool {
+        self.shows_file(tensor) && self.device.driver().reads_host_memory()
+    }
+
+    /// Whether this tensor shows the model's file.
+    pub(crate) fn shows_file(&self, tensor: Tensor<'_>) -> bool {
+        self.host().is_some_and(|memory| memory.shows_file(tensor.data(), 1))
     }
 
     /// The place of `bytes` bytes at `offset` of a tensor, checked to lie in this buffer.
@@ -258,7 +274,9 @@ impl Buffer {
             self.device.driver().fill(target, value, place.bytes)?;
             self.device.driver().synchronize()?;
         } else if let Some(memory) = self.host() {
-            memory.fill(place.address, value, place.bytes);
+            memory
+                .fill(place.address, value, place.bytes)
+                .map_err(|error| self.no_host_memory(place.bytes, &error))?;
         }
         Ok(())
     }
@@ -283,6 +301,43 @@ impl Buffer {
         (0..rows.count).try_for_each(|row| lent.read(place.address + row * rows.stride, rows.size))
     }
 
+    /// No RAM in place of what shows a file.
+    pub(crate) fn no_host_memory(&self, bytes: usize, error: &std::io::Error) -> BufferError {
+        BufferError::NoHostMemory {
+            device: self.device.label().to_owned(),
+            mib: bytes.div_ceil(1 << 20),
+            why: error.to_string(),
+        }
+    }
+
+    /// The host sets a whole tensor from memory at `source`. If that is the model's file, mapped, the tensor shows it from now on: returned is
+    /// its new address. Otherwise the bytes are to be copied.
+    pub(crate) fn show_file(&self, tensor: Tensor<'_>, place: Place, source: usize) -> Option<usize> {
+        let Storage::Host { pinner, memory, origin } = &self.storage else { return None };
+        if place.address != tensor.data() || place.bytes != tensor.bytes() || tensor.viewed().is_some() {
+            return None;
+        }
+        let show = || {
+            if self.device.expert_settings().from == ExpertsFrom::Ram {
+                return Err(Unmapped::NotAFile); // asked for, so there is nothing to tell
+            }
+            memory.show_file(place.address, source, place.bytes, |pages| {
+                origin.wants_file(self.device, memory)?;
+                if pinner.needs(pages, place.address) { Err(Unmapped::NoRoom) } else { Ok(()) }
+            })
+        };
+        match show() {
+            Ok(address) => {
+                pinner.remove(place.address);
+                Some(address)
+            }
+            Err(why) => {
+                origin.tell_copied(self.device, &why);
+                None
+            }
+        }
+    }
+
     /// Sets the whole buffer.
     pub(crate) fn clear(&self, value: u8) -> Result<(), BufferError> {
         let bytes = match &self.storage {
@@ -300,6 +355,9 @@ impl Buffer {
             lent.begin()?;
         }
         if tensor.viewed().is_some() {
+            if let Storage::Host { origin, .. } = &self.storage {
+                origin.note_view();
+            }
             return Ok(());
         }
         let bytes = tensor.bytes();
@@ -322,7 +380,8 @@ impl Buffer {
             return Ok(());
         }
         let padding = alloc_size(self.device, role, tensor).saturating_sub(bytes);
-        if padding > 0 {
+        // Pages that nobody has written to are zero, and stay untouched: a tensor that shows its file needs none.
+        if padding > 0 && !self.host().is_some_and(HostMemory::is_fresh) {
             let place = self.place(tensor, bytes, padding)?;
             if self.device.debug_pad() > 0 {
                 self.fill(place, 0xff)?;
@@ -344,6 +403,9 @@ impl Buffer {
     pub(crate) fn reset(&self) {
         self.dense.store(0, Ordering::Relaxed);
         self.cache.store(0, Ordering::Relaxed);
+        if let Storage::Host { memory, .. } = &self.storage {
+            memory.reuse();
+        }
     }
 }
 
@@ -372,11 +434,17 @@ pub(crate) fn alloc_size(device: &Device, role: Role, tensor: Tensor<'_>) -> usi
     if may_pad { inner + device.debug_pad() } else { inner }
 }
 
+/// Bytes that the host is told that a tensor takes: experts may move a little within, to where whole pages of their file fit.
+pub(crate) fn room_size(device: &Device, role: Role, tensor: Tensor<'_>) -> usize {
+    let moves = role == Role::Experts && device.expert_settings().from != ExpertsFrom::Ram;
+    alloc_size(device, role, tensor) + if moves { mapped::slack_bytes() } else { 0 }
+}
+
 /// Bytes that the loader's tensors take in a buffer, each aligned. Takes note of the size of the dense weights on the way.
 pub(crate) fn alloc_size_all(device: &Device, role: Role, tensors: &[Tensor<'_>]) -> usize {
     let alignment = device.inner_buffer_type.alignment();
     let unplaced = tensors.iter().filter(|tensor| tensor.data() == 0 && tensor.viewed().is_none());
-    let total = unplaced.map(|tensor| alloc_size(device, role, *tensor).next_multiple_of(alignment)).sum();
+    let total = unplaced.map(|tensor| room_size(device, role, *tensor).next_multiple_of(alignment)).sum();
     let dense = tensors.iter().any(|tensor| Purpose::of(&tensor.name(), role) == Purpose::Dense);
     if role == Role::Default && dense {
         device.note_dense_size(total);

@@ -1,9 +1,9 @@
 //! The RAM that this process may use, as the system tells it.
 //!
-//! Owns: the reading of /proc/meminfo and of the limits of control groups.
+//! Owns: the reading of /proc/meminfo, of what is locked, and of the limits of control groups.
 //! Invariants: any text is accepted; what is not understood limits nothing. No file outside the folders of control groups is named.
 //! Threads: any; nothing is kept.
-//! Does not: know how much of it is in use, or who uses it.
+//! Does not: know who uses it.
 
 /// The RAM that this process may use, in bytes: the machine's, or less where a control group limits it. If the system does not tell, no
 /// limit is known and pinning goes on until the system refuses.
@@ -13,6 +13,17 @@ pub(crate) fn usable_bytes() -> usize {
     let limit = files.iter().filter_map(|path| read(path).trim().parse::<usize>().ok()).min();
     let machine = machine_bytes(&read("/proc/meminfo"));
     if machine == 0 { usize::MAX } else { machine }.min(limit.unwrap_or(usize::MAX))
+}
+
+/// RAM that is free or becomes free when it is needed, in bytes, as far as the system tells.
+pub(crate) fn available_bytes() -> usize {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    field_bytes(&meminfo, "MemAvailable:").unwrap_or(usize::MAX).min(usable_bytes())
+}
+
+/// Bytes that this process has locked in RAM.
+pub(crate) fn locked_bytes() -> usize {
+    field_bytes(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmLck:").unwrap_or(0)
 }
 
 /// Where the memory limits of a process stand: of its control group and of every group above, in both versions of control groups. `cgroup`
@@ -41,8 +52,13 @@ pub fn limit_files(cgroup: &str) -> Vec<String> {
 
 /// `MemTotal` of /proc/meminfo, in bytes.
 pub fn machine_bytes(meminfo: &str) -> usize {
-    let number = |line: &str| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<usize>().ok();
-    meminfo.lines().find_map(number).unwrap_or(0).saturating_mul(1024)
+    field_bytes(meminfo, "MemTotal:").unwrap_or(0)
+}
+
+/// A line "name   number kB", in bytes.
+fn field_bytes(text: &str, name: &str) -> Option<usize> {
+    let number = |line: &str| line.strip_prefix(name)?.trim().strip_suffix("kB")?.trim().parse::<usize>().ok();
+    Some(text.lines().find_map(number)?.saturating_mul(1024))
 }
 
 #[cfg(test)]
@@ -54,6 +70,9 @@ mod tests {
         assert_eq!(machine_bytes("MemFree: 1 kB\nMemTotal:       24684036 kB\n"), 24_684_036 * 1024);
         assert_eq!(machine_bytes(""), 0);
         assert!(usable_bytes() > 0);
+        assert!(available_bytes() > 0 && available_bytes() < usize::MAX);
+        assert_eq!(field_bytes("VmPin:\t 1 kB\nVmLck:\t      12 kB\n", "VmLck:"), Some(12 * 1024));
+        assert_eq!(field_bytes("VmLck: 12 MB\n", "VmLck:"), None);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Tensors of the host, read through checked views.
 //!
 //! Invariants: a [`Tensor`] is a valid tensor of the host for the lifetime that its maker vouched for; only metadata is read
-//! through it, never its data. The one write is [`Patch`], which puts another source into a node and takes it back.
+//! through it, never its data. Two things write: [`Patch`], which puts another source into a node and takes it back, and
+//! [`Tensor::move_to`], for a weight while it is loaded.
 //! Threads: the thread that runs the slot; the host does not touch a graph meanwhile.
 
 use core::marker::PhantomData;
@@ -142,6 +143,15 @@ impl<'a> Tensor<'a> {
     /// Address of the data; 0 when it has none. Meaningful to the device that owns the buffer only.
     pub(crate) fn data(&self) -> usize {
         self.raw().data.addr()
+    }
+
+    /// Gives the tensor another place in its buffer.
+    ///
+    /// # Safety
+    /// `address` lies in the tensor's buffer with room for all of it; no view of it was placed yet, and nobody else reads it meanwhile.
+    pub(super) unsafe fn move_to(&self, address: *mut core::ffi::c_void) {
+        // SAFETY: a valid tensor; no reference to it is held here.
+        unsafe { (*self.pointer.as_ptr()).data = address };
     }
 
     /// A source of the op.

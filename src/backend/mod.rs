@@ -239,7 +239,7 @@ impl Backend {
             let candidate = pattern.map(|pattern| Candidate { products: products.to_vec(), pattern });
             all.extend(candidate.clone());
             let tokens = products.first().and_then(|&product| nodes[product].source(2)).map_or(0, |ids| ids.ne()[1]);
-            if self.device.may_bring(tokens) {
+            if self.device.may_bring(tokens) && !products.iter().any(|&product| stays_in_file(nodes[product])) {
                 return Treatment::Streamed;
             }
             let Some(candidate) = candidate.filter(|candidate| cache::suits(nodes, candidate)) else {
@@ -417,6 +417,12 @@ fn pass_shape(nodes: &[Tensor<'_>]) -> Option<PassShape> {
 fn expert_weight(weight: Tensor<'_>) -> Option<ExpertWeight> {
     let buffer = weight.our_buffer().filter(|buffer| buffer.host().is_some())?;
     Some(if buffer.reads_in_place(weight) { ExpertWeight::InPlace } else { ExpertWeight::Copied })
+}
+
+/// Whether a product's weight is read where the model's file is mapped: a copy of it would cost and serve nothing.
+fn stays_in_file(product: Tensor<'_>) -> bool {
+    let weight = product.source(0);
+    weight.is_some_and(|weight| weight.our_buffer().is_some_and(|buffer| buffer.stays_in_file(weight)))
 }
 
 /// Identity of a part for the inner backend: it may skip all comparison of two parts with the same id, so the id stands for the

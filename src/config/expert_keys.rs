@@ -1,7 +1,7 @@
 //! The keys of the live cache beside its size; part of the table in `keys`.
 
 use super::CacheSize;
-use super::experts::{PolicyOrder, StateFile};
+use super::experts::{ExpertsFrom, PolicyOrder, StateFile};
 use super::keys::Key;
 
 pub(super) const EXPERT_CACHE: Key = Key {
@@ -17,6 +17,25 @@ pub(super) const EXPERT_CACHE: Key = Key {
             -1 => CacheSize::Auto,
             0 => CacheSize::Off,
             slots @ 1..=65_536_i64 => CacheSize::SlotsPerLayer(u32::try_from(slots).map_err(|_| ())?),
+            _ => return Err(()),
+        };
+        Ok(())
+    },
+};
+
+pub(super) const EXPERTS_FROM: Key = Key {
+    name: "experts-from",
+    default: "auto",
+    unit: "-",
+    range: "auto, ram, file",
+    effect: "Where experts lie when the loader maps the model's file (-lm mmap; the default of b10434): file: they stay there, no RAM is taken for a copy; the system reads what is used and drops it when RAM is short. ram: they are copied to RAM. auto: file, unless the device reads pinned RAM in place (CUDA) and a copy fits the RAM that is free. Without a mapped file, and where the host locks the model in RAM, they are copied.",
+    reason: "Pinned RAM is faster, but a model that is larger than the RAM must stay in its file.",
+    test_only: false,
+    apply: |config, value| {
+        config.experts.from = match value {
+            "auto" => ExpertsFrom::Auto,
+            "ram" => ExpertsFrom::Ram,
+            "file" => ExpertsFrom::File,
             _ => return Err(()),
         };
         Ok(())

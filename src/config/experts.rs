@@ -32,9 +32,23 @@ pub enum StateFile {
     At(PathBuf),
 }
 
+/// Whether experts are copied to RAM or stay in a file that the loader maps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertsFrom {
+    /// In the file, unless they fit RAM that the device reads in place.
+    #[default]
+    Auto,
+    /// Always copied.
+    Ram,
+    /// In the file.
+    File,
+}
+
 /// What the user set; `None` where a default holds that depends on other keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertSettings {
+    /// Whether experts stay in a file that the loader maps.
+    pub from: ExpertsFrom,
     /// The order by which blocks are kept.
     pub order: PolicyOrder,
     /// Tokens of recent use.
@@ -66,6 +80,7 @@ pub struct ExpertSettings {
 impl Default for ExpertSettings {
     fn default() -> Self {
         Self {
+            from: ExpertsFrom::Auto,
             order: PolicyOrder::Auto,
             window: 64,
             admit: 2,
@@ -158,10 +173,11 @@ mod tests {
     #[test]
     fn every_key_sets_what_it_names() {
         let set = experts(
-            "policy=window;window=32;admit=3;swaps-per-step=4;wait-swaps=on;swap-lead=2;upload-share=0.5;upload-chunk-kb=512;\
+            "experts-from=file;policy=window;window=32;admit=3;swaps-per-step=4;wait-swaps=on;swap-lead=2;upload-share=0.5;upload-chunk-kb=512;\
              governor=off;retest=512;state-file=/tmp/a,b.ini;link-gbs=12.5",
         );
         let expected = ExpertSettings {
+            from: ExpertsFrom::File,
             order: PolicyOrder::Window,
             window: 32,
             admit: 3,
@@ -186,6 +202,8 @@ mod tests {
     #[test]
     fn wrong_values_are_told_and_ignored() {
         for text in [
+            "experts-from=disk",
+            "experts-from=",
             "policy=lru",
             "window=7",
             "window=128",

@@ -153,6 +153,7 @@ pub static KEYS: &[Key] = &[
             Ok(())
         },
     },
+    experts::EXPERTS_FROM,
     experts::EXPERT_CACHE,
     experts::POLICY,
     experts::WINDOW,

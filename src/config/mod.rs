@@ -12,7 +12,7 @@ mod lend_keys;
 mod parse;
 mod pass_keys;
 
-pub use experts::{ExpertSettings, PolicyOrder, StateFile};
+pub use experts::{ExpertSettings, ExpertsFrom, PolicyOrder, StateFile};
 pub use keys::{KEYS, Key, markdown};
 pub use parse::{Notice, parse};
 pub(crate) use parse::{shown, turns_line};

@@ -161,7 +161,7 @@ fn of_the_team_beside_the_memory() {
     crate::abi::load_for_tests(&folder);
     let (kernels, plan) = (cpu_kernels().unwrap(), plan());
     let memory = HostMemory::map(plan.bytes).unwrap();
-    memory.fill(memory.address(), 1, memory.bytes());
+    memory.fill(memory.address(), 1, memory.bytes()).unwrap();
     for &threads in &plan.threads {
         let figure = bandwidth(&memory, threads, plan.time);
         println!("\nteam: {{\"what\": \"memory\", \"threads\": {threads}, \"gbs\": {figure:.2}}}");

@@ -63,9 +63,24 @@ impl Pinner {
         self.shared.tensors.lock().push(address..address.saturating_add(bytes));
     }
 
+    /// A tensor shows its file now: there is nothing to register.
+    pub(crate) fn remove(&self, address: usize) {
+        self.shared.tensors.lock().retain(|tensor| tensor.start != address);
+    }
+
+    /// Whether another tensor than that at `address` lies in any of these bytes.
+    pub(crate) fn needs(&self, bytes: &Range<usize>, address: usize) -> bool {
+        let lies = |tensor: &Range<usize>| tensor.start < bytes.end && bytes.start < tensor.end;
+        self.shared.tensors.lock().iter().any(|tensor| tensor.start != address && lies(tensor))
+    }
+
     /// Starts the registration, once.
     pub(crate) fn start(&self) {
         if self.started.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.tell_files();
+        if self.shared.tensors.lock().is_empty() {
             return;
         }
         let shared = Arc::clone(&self.shared);
@@ -85,6 +100,25 @@ impl Pinner {
                 self.shared.device.label()
             )),
         }
+    }
+
+    fn tell_files(&self) {
+        let from_file = self.shared.memory.file_bytes();
+        if from_file == 0 {
+            return;
+        }
+        let copied: usize = self.shared.tensors.lock().iter().map(Range::len).sum();
+        let rest = if copied == 0 { String::new() } else { format!("; {} MiB were copied to RAM", copied >> 20) };
+        let reads = if self.shared.device.driver().reads_host_memory() {
+            "read in place"
+        } else {
+            "not pinned, copied when used, the next layer read ahead"
+        };
+        log::notice(&format!(
+            "{}: experts mapped from the file: {} MiB, {reads}{rest}",
+            self.shared.device.label(),
+            from_file >> 20
+        ));
     }
 
     /// Whether all these bytes are registered.
@@ -110,7 +144,10 @@ impl Drop for Pinner {
 
 impl Shared {
     fn run(&self) {
-        let all = chunks(self.tensors.lock().clone(), CHUNK_BYTES);
+        let all: Vec<Range<usize>> = groups(self.tensors.lock().clone(), self.memory.file_ranges())
+            .into_iter()
+            .flat_map(|group| chunks(group, CHUNK_BYTES))
+            .collect();
         let whole: usize = all.iter().map(Range::len).sum();
         let mut pinned = 0;
         for chunk in all {
@@ -184,6 +221,13 @@ fn covers<'a>(ranges: impl Iterator<Item = &'a Range<usize>>, wanted: Range<usiz
     reached >= wanted.end
 }
 
+/// Cuts tensors into groups with nothing of a file between two of a group.
+fn groups(mut tensors: Vec<Range<usize>>, files: Vec<Range<usize>>) -> Vec<Vec<Range<usize>>> {
+    tensors.sort_by_key(|tensor| tensor.start);
+    let before = |tensor: &Range<usize>| files.iter().filter(|file| file.start < tensor.start).count();
+    tensors.chunk_by(|one, next| before(one) == before(next)).map(<[_]>::to_vec).collect()
+}
+
 /// Joins tensors, in address order, to chunks of at least `size` bytes (the last may be smaller), each of whole pages. Together the chunks
 /// cover every tensor; where two tensors share a page, the chunk of the first has it.
 fn chunks(mut tensors: Vec<Range<usize>>, size: usize) -> Vec<Range<usize>> {
@@ -217,6 +261,15 @@ mod tests {
         let tensors = vec![0..100, 100..2 * PAGE + 5, 2 * PAGE + 5..2 * PAGE + 9, 3 * PAGE..9 * PAGE];
         assert_eq!(chunks(tensors, 2 * PAGE), [0..3 * PAGE, 3 * PAGE..9 * PAGE]);
         assert_eq!(chunks(vec![], PAGE), []);
+    }
+
+    #[test]
+    fn what_shows_a_file_is_never_in_a_chunk() {
+        let tensors = vec![5 * PAGE..6 * PAGE, 0..100, 200..PAGE, 9 * PAGE + 7..10 * PAGE];
+        let groups = groups(tensors, vec![2 * PAGE..4 * PAGE, 6 * PAGE..8 * PAGE]);
+        assert_eq!(groups, [vec![0..100, 200..PAGE], vec![5 * PAGE..6 * PAGE], vec![9 * PAGE + 7..10 * PAGE]]);
+        let chunks: Vec<_> = groups.into_iter().flat_map(|group| chunks(group, 100 * PAGE)).collect();
+        assert_eq!(chunks, [0..PAGE, 5 * PAGE..6 * PAGE, 9 * PAGE..10 * PAGE]);
     }
 
     #[test]

@@ -22,6 +22,7 @@ struct Faults {
     /// Bytes behind reserved addresses, and the most that there may be.
     mapped: usize,
     map_limit: Option<usize>,
+    fail_uploads: bool,
     registered: usize,
     register_limit: Option<usize>,
 }
@@ -57,6 +58,11 @@ impl Fake {
     pub(crate) fn fail_allocation(&self, number: u32) {
         let mut faults = self.faults.lock();
         faults.fail_allocation = Some(faults.allocations + number);
+    }
+
+    /// Uploads fail from now on, or no more.
+    pub(crate) fn fail_uploads(&self, fail: bool) {
+        self.faults.lock().fail_uploads = fail;
     }
 
     /// No more than this many bytes can be registered at once.
@@ -300,7 +306,7 @@ impl Driver for Fake {
         }
         let memory = HostMemory::map(bytes).map_err(|_| DriverError::OutOfMemory)?;
         // Content is unspecified: make that visible, and make the address usable from queued work.
-        memory.fill(memory.address(), 0xa5, bytes);
+        memory.fill(memory.address(), 0xa5, bytes).map_err(|_| DriverError::OutOfMemory)?;
         memory.as_ptr().expose_provenance();
         Ok(Box::new(FakeMemory { bytes: Arc::new(memory), driver: self.clone() }))
     }
@@ -329,6 +335,9 @@ impl Driver for Fake {
     }
 
     unsafe fn upload(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
+        if self.faults.lock().fail_uploads {
+            return Err(DriverError::Failed { what: "upload", why: "asked for".to_owned() });
+        }
         let (to, from) = (Raw(target.address), Raw(source.expose_provenance()));
         // SAFETY: the target lies in a live memory, the source is the caller's until `synchronize`.
         self.queue(move || unsafe { copy_rows(to, rows.stride, from, rows.host_stride, rows) });
@@ -378,6 +387,10 @@ impl Driver for Fake {
     fn synchronize(&self) -> Result<(), DriverError> {
         self.drain();
         Ok(())
+    }
+
+    fn pins(&self) -> bool {
+        true
     }
 
     unsafe fn register(&self, range: HostRange<'_>) -> Result<Box<dyn Registration>, DriverError> {

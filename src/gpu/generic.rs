@@ -180,6 +180,10 @@ impl Driver for Generic {
         Ok(())
     }
 
+    fn reads_host_memory(&self) -> bool {
+        self.is_cpu
+    }
+
     unsafe fn register(&self, _range: HostRange<'_>) -> Result<Box<dyn Registration>, DriverError> {
         Err(DriverError::Unsupported("ggml's interface registers no host memory"))
     }

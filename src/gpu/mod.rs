@@ -2,7 +2,7 @@
 //!
 //! Owns: the [`Driver`] contract and the choice of a driver for an inner device ([`open`]).
 //! Drivers share one set of notions: `cuda` (driver API; memory in our own reservations of address space), `generic` (ggml's
-//! own functions; any device), `late` (the same with delays, a test key), `slow` (in front of another, for benchmarks) and `fake` (in
+//! own functions; any device), `late` (the same with delays, a test key), `slow` (in front of another, for benchmarks), `bounce` (in front of CUDA's: copies from memory that is not pinned) and `fake` (in
 //! process, for tests: deterministic, faults on demand, work done as late as allowed). `pages` emulates mapping where the device's memory is
 //! the host's.
 //! Invariants: see the contract. Threads: any; each driver orders its own work.
@@ -10,6 +10,7 @@
 // UNSAFETY: the contract passes raw host memory; callers vouch for it.
 #![expect(unsafe_code, reason = "the contract passes raw host memory; callers vouch for it")]
 
+mod bounce;
 pub(crate) mod cuda;
 #[cfg(test)]
 pub(crate) mod fake;
@@ -82,7 +83,12 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
         self.synchronize()
     }
 
-    /// Orders everything asked for so far before what is queued on the inner stream from now on. `seen` belongs to that stream; it starts at
+    /// Whether [`Driver::upload`] is fast from any memory, and takes memory that is registered in part.
+    fn takes_plain_memory(&self) -> bool {
+        false
+    }
+
+    /// Orders what was taken so far before what is queued on the inner stream from now on; other uploads and copies have their marks. `seen` belongs to that stream; it starts at
     /// zero and spares the work when there is nothing new.
     fn order_before(&self, _inner: &inner::Backend, _seen: &AtomicU64) -> Result<(), DriverError> {
         Ok(())
@@ -126,6 +132,16 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// Waits for everything asked for so far and for what [`Driver::note_use`] told of: nobody uses memory of this driver any more.
     fn settle(&self) -> Result<(), DriverError> {
         self.synchronize()
+    }
+
+    /// Whether the device's kernels read any memory of the host at its own address.
+    fn reads_host_memory(&self) -> bool {
+        false
+    }
+
+    /// Whether [`Driver::register`] can work here: the device then reads RAM in place, and copies from registered memory fastest.
+    fn pins(&self) -> bool {
+        false
     }
 
     /// Makes host memory readable by the device's kernels at its own address, until the object is dropped.
@@ -262,6 +278,12 @@ const PIECE_BYTES: usize = 1 << 20;
 /// being registered, and drivers refuse a copy from memory that is registered in part.
 pub(crate) fn upload_ranges(driver: &dyn Driver, copies: &[(Place<'_>, HostRange<'_>)]) -> Result<(), DriverError> {
     for (target, source) in copies {
+        // SAFETY: a range is readable for its length, and is waited for below.
+        if driver.takes_plain_memory()
+            && unsafe { driver.upload(*target, source.as_ptr(), Rows::one(source.bytes())) }.is_ok()
+        {
+            continue;
+        }
         let mut done = 0;
         while done < source.bytes() {
             let piece = PIECE_BYTES.min(source.bytes() - done);
@@ -304,10 +326,17 @@ pub(crate) fn open(
     let (driver, reason) = open_at_full_speed(device, buffer_type, fault, late);
     let mut lines: Vec<String> =
         reason.into_iter().map(|reason| format!("memory goes through {}: {reason}", driver.name())).collect();
-    let Some(gbs) = link_gbs else { return (driver, lines) };
-    let (driver, line) = slow::slow_down(driver, gbs);
-    lines.push(line);
-    (driver, lines)
+    let driver = match link_gbs {
+        None => driver,
+        Some(gbs) => {
+            let (driver, line) = slow::slow_down(driver, gbs);
+            lines.push(line);
+            driver
+        }
+    };
+    // Over a late device for the tests.
+    let bounces = driver.pins() || late.is_some();
+    (if bounces { bounce::over(driver) } else { driver }, lines)
 }
 
 /// What the link moves from pinned memory, in bytes per microsecond; `None` if there is no memory to measure it with.

@@ -64,7 +64,7 @@ pub(super) fn measured_gbs(driver: &dyn Driver) -> Option<f64> {
         }
     };
     let host = HostMemory::map(bytes).ok()?;
-    host.fill(host.address(), 1, bytes);
+    host.fill(host.address(), 1, bytes).ok()?;
     let range = host.range(host.address(), bytes)?;
     // SAFETY: the registration is dropped before the memory, at the end of this function at the latest.
     let registration = unsafe { driver.register(range) }.ok(); // without it the copy is slower
@@ -180,6 +180,10 @@ impl Driver for Slow {
 
     fn settle(&self) -> Result<(), DriverError> {
         self.driver.settle()
+    }
+
+    fn pins(&self) -> bool {
+        self.driver.pins()
     }
 
     unsafe fn register(&self, range: HostRange<'_>) -> Result<Box<dyn Registration>, DriverError> {

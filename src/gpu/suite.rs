@@ -285,6 +285,7 @@ macro_rules! driver_suite {
 }
 
 driver_suite!(fake, [], Box::new(crate::gpu::fake::Fake::default()), registers: true);
+driver_suite!(bounce, [], crate::gpu::bounce::over_fake(), registers: true);
 driver_suite!(slow, [], crate::gpu::slow::over_fake(), registers: true);
 driver_suite!(cuda, [#[ignore = "needs a CUDA device"]], crate::gpu::cuda::for_tests(), registers: true);
 driver_suite!(generic, [#[ignore = "needs the stock host's libraries; make test runs it"]], crate::gpu::suite::generic_over_cpu(), registers: false);

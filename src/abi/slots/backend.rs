@@ -174,7 +174,8 @@ unsafe extern "C" fn set_tensor_async(
                 } else if let Some(memory) = buffer.host() {
                     backend.inner.synchronize();
                     // SAFETY: the host passes `size` readable bytes.
-                    unsafe { memory.write(address, data, size) };
+                    unsafe { memory.write(address, data, size) }
+                        .map_err(|error| CallError::from(buffer.no_host_memory(size, &error)))?;
                 }
             }
             // SAFETY: as above.

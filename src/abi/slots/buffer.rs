@@ -155,9 +155,26 @@ unsafe fn write(buffer: &Buffer, place: Place, source: *const c_void, rows: Rows
         for row in 0..rows.count {
             let source = source.wrapping_byte_add(row * rows.host_stride);
             // SAFETY: the source is the caller's.
-            unsafe { memory.write(place.address + row * rows.stride, source, rows.size) };
+            unsafe { memory.write(place.address + row * rows.stride, source, rows.size) }
+                .map_err(|error| buffer.no_host_memory(rows.size, &error))?;
         }
     }
+    Ok(())
+}
+
+/// Sets bytes of a tensor: copies them, or lets it show the file that they are part of.
+///
+/// # Safety
+/// The source is readable for the place; nobody reads the tensor meanwhile.
+unsafe fn set(buffer: &Buffer, tensor: Tensor<'_>, place: Place, source: *const c_void) -> Result<(), BufferError> {
+    let shown = buffer.show_file(tensor, place, source.addr());
+    let Some((address, memory)) = shown.zip(buffer.host()) else {
+        // SAFETY: the caller's contract.
+        return unsafe { write(buffer, place, source, Rows::one(place.bytes)) };
+    };
+    let base = memory.as_ptr();
+    // SAFETY: the address lies in the buffer, and `show_file` refuses tensors with views.
+    unsafe { tensor.move_to(base.wrapping_byte_add(address - memory.address())) };
     Ok(())
 }
 
@@ -275,9 +292,10 @@ unsafe extern "C" fn set_tensor(
             // SAFETY: as in `get_base`.
             let memory = unsafe { of(buffer) }?;
             // SAFETY: as in `init_tensor`.
-            let place = memory.place(unsafe { given(tensor) }?, offset, size)?;
-            // SAFETY: the host passes `size` readable bytes.
-            unsafe { write(memory, place, data, Rows::one(size)) }?;
+            let tensor = unsafe { given(tensor) }?;
+            let place = memory.place(tensor, offset, size)?;
+            // SAFETY: the host passes `size` readable bytes, and sets a tensor that nobody reads meanwhile.
+            unsafe { set(memory, tensor, place, data) }?;
             Ok::<_, AccessError>(())
         },
     );

@@ -10,7 +10,7 @@ use super::super::host::host;
 use super::super::layout::Words;
 use super::super::tensor::{self, Tensor};
 use super::{behind, buffer, put};
-use crate::buffer::{Buffer, BufferError, alloc_size, alloc_size_all};
+use crate::buffer::{Buffer, BufferError, alloc_size_all, room_size};
 use crate::device::Device;
 use crate::purpose::Role;
 
@@ -122,7 +122,7 @@ unsafe extern "C" fn get_alloc_size(
         || {
             // SAFETY: as in `get_name`.
             let type_ = unsafe { of(buft) }?;
-            Ok::<_, NotOurs>(tensor.map_or(0, |tensor| alloc_size(type_.device, type_.role, tensor)))
+            Ok::<_, NotOurs>(tensor.map_or(0, |tensor| room_size(type_.device, type_.role, tensor)))
         },
     )
 }

@@ -253,6 +253,7 @@ impl Cache {
         let per_pair = input.ne()[1] > 1;
         let weights = &self.weights[group.0 as usize];
         let work = Work::new(weights, &missed, used, per_pair);
+        self.read_ahead.ask(work.ranges(weights));
         let job = self.job(weights, &work, (row * size_of::<f32>(), down.nb()[1]));
         let begin = Instant::now();
         // SAFETY: the weights lie in RAM of the model for as long as the cache is current; inputs have arrived, outputs are the lane's own

@@ -131,6 +131,7 @@ impl Cache {
 
         let weights = &self.weights[group.0 as usize];
         let work = Work::new(weights, &missed, used, input.ne()[1] > 1);
+        self.read_ahead.ask(work.ranges(weights));
         outcome.cpu_bytes = work.bytes;
         let job = self.job(weights, &work, (input.nb()[1], down.nb()[1]));
         let team = Arc::clone(&self.team);
@@ -320,6 +321,15 @@ impl Work {
             }
         }
         work
+    }
+
+    /// Where the weights of its experts lie.
+    pub(super) fn ranges<'a>(&'a self, weights: &'a Weights) -> impl Iterator<Item = (usize, usize)> + 'a {
+        self.groups.iter().flat_map(|group| {
+            let at =
+                |weight: &Weight| (weight.address + group.expert as usize * weight.expert_bytes, weight.expert_bytes);
+            weights.matrices.iter().map(at)
+        })
     }
 }
 

@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use super::HostMemory;
 use super::policy::{Admission, Policy, Pool};
+use super::readahead::ReadAhead;
 use super::residency::{LoadError, Reader, Residency};
 use super::shape::{Block, Group, GroupId, Shape};
 use crate::abi::tensor::Tensor;
@@ -124,6 +125,7 @@ pub(crate) struct Cache {
     /// Slots that were poisoned since they were written (`debug-poison`).
     poisoned: HashSet<(u16, u32)>,
     moved: report::Moved,
+    read_ahead: ReadAhead,
     expected_hits: f64,
 }
 
@@ -193,11 +195,14 @@ impl Cache {
         let mut weights = Vec::new();
         let mut keys = HashMap::new();
         let (mut identity, mut names) = (Identity::new(), Vec::new());
+        let mut from_file = false;
         let mut lane =
             lane::LaneSize { ids: 0, inputs: 0, outputs: 0, blocks: blocks.len(), experts: 0, most_experts: 0 };
         for block in blocks {
             let tensors = planes(nodes, block)?;
             tensors.iter().for_each(|weight| identity.add_weight(*weight));
+            from_file |=
+                tensors.iter().any(|weight| weight.our_buffer().is_some_and(|buffer| buffer.shows_file(*weight)));
             names.push(tensors.first().map_or_else(String::new, Tensor::name));
             let matrices: Vec<Matrix> = tensors.iter().map(|weight| matrix(device, *weight)).collect();
             let pool = kinds.iter().position(|known| *known == matrices).unwrap_or_else(|| {
@@ -259,6 +264,7 @@ impl Cache {
         }
         let mut cache = Self {
             model_epoch: device.model_epoch(),
+            read_ahead: ReadAhead::new(from_file),
             runs_ahead: Self::may_run_ahead(&lane, device),
             changed: Self::all_blocks(&shape),
             table_is_old: true,
@@ -336,6 +342,7 @@ impl Cache {
     /// A graph starts: what was loaded meanwhile can be seen by it.
     pub(crate) fn start(&mut self) -> Result<Reader, BufferError> {
         self.begin_step();
+        self.read_ahead.begin();
         while let Some(upload) = self.uploads.front() {
             if !upload.mark.is_reached()? {
                 break;

@@ -233,6 +233,10 @@ impl Driver for Cuda {
         self.users().wait()
     }
 
+    fn pins(&self) -> bool {
+        true
+    }
+
     unsafe fn register(&self, range: HostRange<'_>) -> Result<Box<dyn Registration>, DriverError> {
         // SAFETY: the caller keeps the range mapped until the registration is dropped.
         let registered = unsafe { Registered::new(&self.context, range) }?;
