@@ -19,9 +19,10 @@ use std::sync::atomic::AtomicU64;
 
 use parking_lot::RwLock;
 
-use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows};
+use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows, Sparse};
 use crate::abi::inner::{self, Passport};
 use crate::experts::HostRange;
+use crate::graph::Ranges;
 use queue::Queue;
 
 /// Uploads below this are not worth a thread's waking.
@@ -104,6 +105,25 @@ impl Elastic for Waiting<dyn Elastic> {
     }
 }
 
+impl Sparse for Waiting<dyn Sparse> {
+    fn unit(&self) -> usize {
+        self.memory.unit()
+    }
+
+    fn map(&self, ranges: &Ranges) -> Result<(), DriverError> {
+        self.memory.map(ranges)
+    }
+
+    fn keep_only(&self, ranges: &Ranges) -> Result<(), DriverError> {
+        self.queue.settle()?;
+        self.memory.keep_only(ranges)
+    }
+
+    fn mapped_bytes(&self) -> usize {
+        self.memory.mapped_bytes()
+    }
+}
+
 impl<M: ?Sized> Drop for Waiting<M> {
     fn drop(&mut self) {
         // A failure stays for whoever asks next.
@@ -142,6 +162,11 @@ impl Driver for Bounce {
 
     fn reserve(&self, bytes: usize) -> Result<Box<dyn Elastic>, DriverError> {
         let memory = self.driver().reserve(bytes)?;
+        Ok(Box::new(Waiting { queue: Arc::clone(&self.queue), memory }))
+    }
+
+    fn sparse(&self, bytes: usize) -> Result<Box<dyn Sparse>, DriverError> {
+        let memory = self.driver().sparse(bytes)?;
         Ok(Box::new(Waiting { queue: Arc::clone(&self.queue), memory }))
     }
 
