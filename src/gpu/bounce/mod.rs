@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 
 use parking_lot::RwLock;
 
-use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows, Sparse};
+use super::{Clock, Driver, DriverError, Elastic, ListedCopy, Mark, Memory, Place, Registration, Rows, Sparse};
 use crate::abi::inner::{self, Passport};
 use crate::experts::HostRange;
 use crate::graph::Ranges;
@@ -233,6 +233,18 @@ impl Driver for Bounce {
         self.settle_range(target, bytes)?;
         self.settle_range(source, bytes)?;
         self.driver().copy(target, source, bytes)
+    }
+
+    fn copy_list(&self, copies: &[ListedCopy<'_>]) -> Result<bool, DriverError> {
+        for copy in copies {
+            self.settle_range(copy.target, copy.bytes)?;
+            self.settle_range(copy.source, copy.bytes)?;
+        }
+        self.driver().copy_list(copies)
+    }
+
+    fn clock(&self) -> Result<Box<dyn Clock>, DriverError> {
+        self.driver().clock()
     }
 
     fn mark(&self) -> Result<Box<dyn Mark>, DriverError> {
