@@ -174,10 +174,12 @@ impl Backend {
     }
 }
 
-/// The nodes and products of a block whose experts are brought.
+/// The nodes and products of a block whose experts are brought. Those of a block of few tokens are, too, if they would be copied otherwise: that needs
+/// memory of its own and a wait for the ids.
 pub(super) fn streamed(step: &Step) -> Option<(Range<usize>, &[usize])> {
     match step {
         Step::Streamed { range, products, .. } => Some((range.clone(), products)),
+        Step::Cached { range, products, copied } if !copied.is_empty() => Some((range.clone(), products)),
         Step::Segment(_) | Step::Copied { .. } | Step::Cached { .. } => None,
     }
 }
