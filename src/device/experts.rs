@@ -161,7 +161,11 @@ impl Device {
         }
         // The old one is gone: both may not fit.
         match Ring::new(self, bytes) {
-            Ok(ring) => Some(ring),
+            Ok(ring) => {
+                let mib = (Ring::DEPTH * bytes) >> 20;
+                log::info(&format!("{}: {mib} MiB of staging for passes that bring experts", self.label()));
+                Some(ring)
+            }
             Err(error) => {
                 self.experts.ring.put(None);
                 if !self.experts.told_no_ring.swap(true, Ordering::Relaxed) {
@@ -186,9 +190,9 @@ impl Device {
         self.experts.ring.put(Some(ring));
     }
 
-    /// Frees the ring, if nobody has it. The stream was waited for.
-    pub(crate) fn drop_ring(&self) {
-        drop(self.experts.ring.remove());
+    /// Frees the ring, if nobody has it; false if there is none. What read it is waited for, or was before it was put back.
+    pub(crate) fn drop_ring(&self) -> bool {
+        self.experts.ring.remove().is_some()
     }
 
     /// A backend was opened.

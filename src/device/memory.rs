@@ -168,7 +168,9 @@ impl Device {
                 self.reclaim(missing, what, bytes);
             }
         }
-        self.budget.account.lease(what, bytes, limits.budget)
+        let lease = || self.budget.account.lease(what, bytes, limits.budget);
+        // Staging is kept between passes; it is made again when it is needed.
+        lease().or_else(|| if self.drop_ring() { lease() } else { None })
     }
 
     /// The budget, in MiB, if there is one.
@@ -183,7 +185,7 @@ impl Device {
             1 => bytes.saturating_mul(2).saturating_add(LEAST_BYTES),
             _ => usize::MAX,
         };
-        self.budget.account.leased(Use::Arena) > 0 && self.reclaim(missing, what, bytes)
+        self.drop_ring() || self.budget.account.leased(Use::Arena) > 0 && self.reclaim(missing, what, bytes)
     }
 
     /// Takes `missing` bytes back from the cache, waiting for the graph that has it. False if nothing came back.
