@@ -156,7 +156,7 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{AllocationFault, AllocationKind, GraphMode, LogDetail, markdown};
+    use crate::config::{AllocationFault, AllocationKind, GraphMode, LogDetail, MiddlePasses, markdown};
     use proptest::prelude::*;
 
     #[test]
@@ -187,6 +187,20 @@ mod tests {
     #[test]
     fn trailing_comma_is_forgiven() {
         assert_eq!(parse("inner=CPU,"), (Config { inner: vec!["CPU".into()], ..Config::default() }, vec![]));
+    }
+
+    #[test]
+    fn passes() {
+        let passes = |text| {
+            let (config, notices) = parse(text);
+            assert_eq!(notices, vec![], "{text}");
+            (config.stream_min_tokens, config.middle_passes)
+        };
+        assert_eq!(passes(""), (None, MiddlePasses::Auto));
+        assert_eq!(passes("stream-min-tokens=auto;middle-passes=auto"), (None, MiddlePasses::Auto));
+        assert_eq!(passes("stream-min-tokens=9;middle-passes=fetch"), (Some(9), MiddlePasses::Fetch));
+        assert_eq!(passes("middle-passes=cpu").1, MiddlePasses::Cpu);
+        assert_eq!(passes("middle-passes=place").1, MiddlePasses::Place);
     }
 
     #[test]
@@ -227,6 +241,9 @@ mod tests {
             "timeline=a.jsonl",
             "timeline=",
             "debug-staging=four",
+            "stream-min-tokens=8",
+            "stream-min-tokens=-1",
+            "middle-passes=gpu",
             "ctx-share=1.5",
             "ctx-share=NaN",
             "ctx-share=",

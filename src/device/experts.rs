@@ -215,13 +215,14 @@ impl Device {
         self.experts.ring.put(Some(ring));
     }
 
-    /// Frees the ring, if nobody has it. The stream was waited for.
-    /// Returns its bytes.
+    /// Frees the ring, if nobody has it. What read it is waited for, or was before it was put back. Returns its bytes.
     pub(crate) fn drop_ring(&self) -> u64 {
         let ring = self.experts.ring.remove();
         let bytes = ring.as_ref().map_or(0, |ring| ring.depth() * ring.shape().bytes);
         drop(ring);
-        self.note_returned();
+        if bytes > 0 {
+            self.note_returned();
+        }
         bytes as u64
     }
 

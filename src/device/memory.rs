@@ -185,13 +185,16 @@ impl Device {
     /// Room for `bytes` bytes more, and a lease of them; `None` if the budget does not hold them, even without a cache.
     pub(crate) fn lease_room(&self, what: Use, bytes: usize, term: Term) -> Option<Lease> {
         self.make_room(what, bytes, term);
-        self.budget.account.lease(what, bytes, self.limits().budget)
+        let lease = || self.budget.account.lease(what, bytes, self.limits().budget);
+        // Staging is kept between passes; it is made again when it is needed.
+        lease().or_else(|| if self.drop_ring() > 0 { lease() } else { None })
     }
 
     /// Room for `bytes` bytes more under a lease, for a long pass; false if the budget does not hold them, even without a cache.
     pub(crate) fn lend_room(&self, lease: &Lease, what: Use, bytes: usize) -> bool {
         self.make_room(what, bytes, Term::Lent);
-        lease.grow(bytes, self.limits().budget)
+        let grow = || lease.grow(bytes, self.limits().budget);
+        grow() || self.drop_ring() > 0 && grow()
     }
 
     fn make_room(&self, what: Use, bytes: usize, term: Term) {
@@ -230,7 +233,8 @@ impl Device {
             1 => bytes.saturating_mul(2).saturating_add(LEAST_BYTES),
             _ => usize::MAX,
         };
-        self.budget.account.leased(Use::Arena) > 0 && self.reclaim(missing, what, bytes, term)
+        self.drop_ring() > 0
+            || self.budget.account.leased(Use::Arena) > 0 && self.reclaim(missing, what, bytes, term)
     }
 
     /// Takes `missing` bytes back from the cache, waiting for the graph that has it. False if nothing came back.

@@ -13,6 +13,7 @@ use super::Device;
 use crate::config::MiddlePasses;
 use crate::experts::cache::{Cache, MOST_MIDDLE_TOKENS, MOST_TOKENS};
 use crate::experts::cost::{Layer, Rates, Way};
+use crate::gpu;
 use crate::telemetry::log;
 
 /// The fewest tokens of a pass whose experts may be brought.
@@ -112,6 +113,9 @@ impl Device {
     pub(crate) fn tell_passes(&self, layer: &Layer, cached: bool) {
         if self.choice().is_near || self.passes.told.swap(true, Ordering::Relaxed) {
             return;
+        }
+        if !cached && self.expert_settings().measures() {
+            self.note_rates(None, gpu::link_rate(self.driver()));
         }
         log::notice(&format!("{}: {}", self.label(), words(self.choice(), layer, &self.rates(), cached)));
     }

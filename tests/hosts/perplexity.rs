@@ -88,14 +88,25 @@ fn host_threads_reach_the_inner_device() {
 /// Passes whose experts are brought as a whole, from RAM alone, and from a cache that they fill on their way.
 #[test]
 fn long_passes_equal_stock() {
-    for batch in ["16", "512"] {
-        let more = ["-ub", batch];
-        let stock = figures(&perplexity(Side::Stock, 2, 3, &more));
-        for keys in ["stream-min-tokens=9", "stream-min-tokens=9;cache=8;debug-poison=on"] {
+    let cached = "stream-min-tokens=9;cache=8;debug-poison=on";
+    let sides: [(&str, u32, &[&str]); 4] = [
+        ("16", 3, &["stream-min-tokens=9", cached]),
+        ("512", 3, &["stream-min-tokens=9", cached]),
+        ("2048", 4, &[cached, "cache=8"]),
+        ("8192", 16, &[cached, "cache=8"]),
+    ];
+    for (batch, chunks, keys) in sides {
+        let more = ["-ub", batch, "-b", batch];
+        let stock = figures(&perplexity(Side::Stock, 2, chunks, &more));
+        for keys in keys {
             let keys = format!("inner=CPU;log=debug;{keys}");
-            let finished = perplexity(Side::Plugin { keys: &keys, device: "MoE0" }, 2, 3, &more);
+            let finished = perplexity(Side::Plugin { keys: &keys, device: "MoE0" }, 2, chunks, &more);
             assert_eq!(figures(&finished), stock, "{}", finished.report(&keys));
-            assert!(largest(&finished.log(), "streamed_blocks") > 0, "{}", finished.report("no long pass"));
+            let log = finished.log();
+            assert!(largest(&log, "streamed_blocks") > 0, "{}", finished.report("no long pass"));
+            // The warm-up has two tokens, each of which uses four experts in six layers.
+            let uses = largest(&log, "hits") + largest(&log, "misses");
+            assert!(uses <= 2 * 4 * 6, "{}", finished.report("a long pass was computed in RAM"));
         }
     }
 }
