@@ -64,6 +64,8 @@ struct Planned {
     pieces: Vec<ahead::Piece>,
     /// What it touches in compute buffers whose memory comes and goes.
     touches: Vec<lent::Touch>,
+    /// Bytes of scratch that its steps may need.
+    scratch_bytes: usize,
     /// Some blocks' experts are brought as a whole.
     is_streamed: bool,
     /// Its tokens, if it holds experts.
@@ -185,12 +187,13 @@ impl Backend {
             state.plain.forget_retired();
         }
         let nodes = graph.nodes();
+        self.make_ready(state, planned);
         if planned.is_streamed
             && let Some(outcome) = self.run_streamed(state, graph, &nodes, planned)
         {
             return outcome;
         }
-        let mut session = self.begin_cached(state, &nodes, blocks);
+        let mut session = self.begin_cached(&nodes, blocks);
         let outcome = match session.as_mut() {
             Some(session) if session.may_run_ahead() => self.run_pieces(state, session, graph, &nodes, planned),
             session => self.run_steps(state, session, graph, &nodes, (plan, blocks)),
@@ -253,7 +256,8 @@ impl Backend {
         let is_streamed = plan.steps.iter().any(|step| matches!(step, Step::Streamed { .. }));
         let all = if is_streamed { all } else { Vec::new() };
         let touches = if self.device.lends() { lent::touches(nodes) } else { Vec::new() };
-        Planned { plan, blocks, all, pieces, touches, is_streamed, pass: pass_shape(nodes) }
+        let scratch_bytes = lent::scratch_bytes(self.device, nodes, &plan, is_streamed);
+        Planned { plan, blocks, all, pieces, touches, scratch_bytes, is_streamed, pass: pass_shape(nodes) }
     }
 
     fn run_step(

@@ -55,7 +55,7 @@ fn passes_of_all_sizes_equal_stock() {
 /// Long and short prompts in two slots. The cache has all that the budget leaves, so passes take from it, and it has the same again each time.
 #[test]
 fn a_server_lends_and_has_it_back() {
-    let keys = "inner=CPU;log=debug;debug-poison=on;cache=auto;vram-budget-mb=27;vram-reserve-mb=1";
+    let keys = "inner=CPU;log=debug;debug-poison=on;cache=auto;vram-budget-mb=29;vram-reserve-mb=1";
     let long = fs::read_to_string(fixture("eval.txt")).expect("the text").chars().take(3_000).collect::<String>();
     let arguments = ["-c", "3072", "-np", "2", "-b", "512", "-ub", "512", "--no-cache-idle-slots"];
     let ask = |server: &Server, prompt: &str, slot: usize, count: u32| {
