@@ -47,6 +47,8 @@ mod interrupts;
 mod late;
 #[path = "hosts/learned.rs"]
 mod learned;
+#[path = "hosts/lending.rs"]
+mod lending;
 #[path = "hosts/load_modes.rs"]
 mod load_modes;
 #[path = "hosts/load_time.rs"]

@@ -46,19 +46,9 @@ impl Session {
 
 impl Backend {
     /// Takes the device's cache for a graph with these blocks; makes it at the first such graph. `None`: the plain path.
-    pub(super) fn begin_cached(
-        &self,
-        state: &mut State,
-        nodes: &[Tensor<'_>],
-        blocks: &[Candidate],
-    ) -> Option<Session> {
+    pub(super) fn begin_cached(&self, nodes: &[Tensor<'_>], blocks: &[Candidate]) -> Option<Session> {
         if blocks.is_empty() {
             return None;
-        }
-        if self.device.ring_is_idle() {
-            // No long pass came for a while: its memory goes back.
-            self.inner.synchronize();
-            state.counters.returned_bytes += self.device.drop_ring();
         }
         let mut cache = self.take_cache_for(nodes, blocks)?;
         let known = blocks.iter().all(|block| cache.knows(nodes, block));

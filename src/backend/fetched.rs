@@ -88,7 +88,7 @@ impl Backend {
         nodes: &[Tensor<'_>],
         planned: &Planned,
     ) -> Option<Result<Status, BackendError>> {
-        let mut session = self.begin_cached(state, nodes, &planned.all)?;
+        let mut session = self.begin_cached(nodes, &planned.all)?;
         let mut blocks = planned.all.iter().enumerate();
         let mut run = |state: &mut State| {
             for step in &planned.plan.steps {

@@ -10,7 +10,9 @@ use std::sync::{Arc, Weak};
 use super::{Backend, Planned, State};
 use crate::abi::tensor::Tensor;
 use crate::buffer::{BufferError, alloc_size};
-use crate::graph::{PlanKey, Ranges, Span, walk};
+use crate::device::Device;
+use crate::experts::PlainPath;
+use crate::graph::{Plan, PlanKey, Ranges, Span, Step, walk};
 use crate::lent::Lent;
 use crate::purpose::Role;
 
@@ -55,7 +57,31 @@ pub(super) fn touches<'a>(nodes: &[Tensor<'a>]) -> Vec<Touch> {
     found.into_iter().map(touch).collect()
 }
 
+/// The largest scratch that a step needs whose experts are copied. Blocks that the cache computes need none, but it does not in a long pass.
+pub(super) fn scratch_bytes(device: &Device, nodes: &[Tensor<'_>], plan: &Plan, is_streamed: bool) -> usize {
+    let bytes = plan.steps.iter().map(|step| match step {
+        Step::Copied { products, .. } => bytes_of(device, nodes, products),
+        Step::Cached { copied, .. } if is_streamed => bytes_of(device, nodes, copied),
+        Step::Cached { .. } | Step::Streamed { .. } | Step::Segment(_) => 0,
+    });
+    bytes.max().unwrap_or(0)
+}
+
+fn bytes_of(device: &Device, nodes: &[Tensor<'_>], products: &[usize]) -> usize {
+    PlainPath::scratch_bytes(device, &products.iter().map(|&product| nodes[product]).collect::<Vec<_>>())
+}
+
 impl Backend {
+    /// Takes and gives what a graph needs beside the host's buffers, before it has the cache: what it takes then, the cache could not give.
+    pub(super) fn make_ready(&self, state: &mut State, planned: &Planned) {
+        if !planned.is_streamed && !planned.blocks.is_empty() && self.device.ring_is_idle() {
+            // No long pass came for a while: its memory goes back.
+            self.inner.synchronize();
+            state.counters.returned_bytes += self.device.drop_ring() + state.plain.release();
+        }
+        state.plain.reserve(self.device, &self.inner, planned.scratch_bytes, planned.is_streamed);
+    }
+
     /// Brings memory behind all that a graph touches.
     pub(super) fn bring(&self, state: &mut State, key: PlanKey, planned: &Planned) -> Result<(), BufferError> {
         for touch in &planned.touches {

@@ -67,6 +67,8 @@ struct Planned {
     pieces: Vec<ahead::Piece>,
     /// What it touches in compute buffers whose memory comes and goes.
     touches: Vec<lent::Touch>,
+    /// Bytes of scratch that its steps may need.
+    scratch_bytes: usize,
     /// Some blocks' experts may be brought.
     is_streamed: bool,
     /// What the cost model is asked about such a pass.
@@ -191,12 +193,13 @@ impl Backend {
             state.plain.forget_retired();
         }
         let nodes = graph.nodes();
+        self.make_ready(state, planned);
         if planned.is_streamed
             && let Some(outcome) = self.run_long(state, graph, &nodes, planned)
         {
             return outcome;
         }
-        let mut session = self.begin_cached(state, &nodes, blocks);
+        let mut session = self.begin_cached(&nodes, blocks);
         let outcome = match session.as_mut() {
             Some(session) if session.may_run_ahead() => self.run_pieces(state, session, graph, &nodes, planned),
             session => self.run_steps(state, session, graph, &nodes, (plan, blocks)),
@@ -260,7 +263,9 @@ impl Backend {
         let all = if is_streamed { all } else { Vec::new() };
         let middle = fetched::Middle::new(nodes, &plan, &all);
         let touches = if self.device.lends() { lent::touches(nodes) } else { Vec::new() };
-        Planned { plan, blocks, all, pieces, touches, is_streamed, middle, pass: pass_shape(nodes) }
+        let scratch_bytes = lent::scratch_bytes(self.device, nodes, &plan, is_streamed);
+        let pass = pass_shape(nodes);
+        Planned { plan, blocks, all, pieces, touches, scratch_bytes, is_streamed, middle, pass }
     }
 
     fn run_step(

@@ -168,6 +168,9 @@ impl Device {
         }
         let at_once = self.budget.at_once.swap(false, Ordering::Relaxed) || !automatic;
         let start = self.budget.control.lock().begin(size, at_once);
+        if at_once && automatic {
+            self.settle(start); // a long pass may have some of what it can have
+        }
         Some(CacheRoom { start, may: size, limit: may, most: cap.min(limits.budget.unwrap_or(total)) })
     }
 

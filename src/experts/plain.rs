@@ -145,6 +145,37 @@ impl PlainPath {
         self.retired = retired;
     }
 
+    /// Takes memory for a scratch of `bytes` bytes while the cache can still give it: it cannot while a graph has it. `lent` says that it goes back
+    /// after a long pass. A failure shows when the scratch is used.
+    pub(crate) fn reserve(&mut self, device: &Device, backend: &inner::Backend, bytes: usize, lent: bool) {
+        if bytes == 0 || self.scratch.as_ref().is_some_and(|scratch| scratch.bytes() >= bytes) {
+            return;
+        }
+        if self.scratch.is_some() {
+            backend.synchronize();
+            self.scratch = None;
+        }
+        let memory = if lent { Buffer::lent_memory(device, bytes) } else { Buffer::device_memory(device, bytes) };
+        self.scratch = memory.ok();
+    }
+
+    /// Bytes of a scratch for these products.
+    pub(crate) fn scratch_bytes(device: &Device, products: &[Tensor<'_>]) -> usize {
+        let mut known: Vec<TensorKey> = Vec::new();
+        products.iter().filter_map(|product| product.source(0)).fold(0, |end, weight| {
+            if known.contains(&weight.key()) {
+                return end;
+            }
+            known.push(weight.key());
+            (end + slot_bytes(device, weight)).next_multiple_of(ALIGNMENT)
+        })
+    }
+
+    /// Gives the scratch back, of which nobody reads any more; returns its bytes.
+    pub(crate) fn release(&mut self) -> u64 {
+        self.scratch.take().map_or(0, |scratch| scratch.bytes() as u64)
+    }
+
     /// The scratch, grown to at least `bytes`.
     fn scratch(&mut self, device: &Device, bytes: usize) -> Result<&dyn Memory, BufferError> {
         let old = self.scratch.take().filter(|scratch| scratch.bytes() >= bytes);

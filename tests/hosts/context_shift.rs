@@ -33,6 +33,12 @@ fn a_full_cache_is_shifted_as_in_stock() {
     equal_to_stock(OVER_CPU, 400, 2, &[]);
 }
 
+/// With a cache, whose memory compute buffers take and give back.
+#[test]
+fn a_full_cache_is_shifted_as_in_stock_while_memory_comes_and_goes() {
+    equal_to_stock(Side::Plugin { keys: crate::lending::KEYS, device: "MoE0" }, 280, 1, &[]);
+}
+
 /// Quantized keys are unpacked, rotated and packed again.
 #[test]
 fn a_quantized_cache_over_two_devices_is_shifted_as_in_stock() {

@@ -4,10 +4,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::sides::equal;
+use crate::sides::{equal, equal_over};
 use crate::support::derived::{Model, Parts, noise};
 use crate::support::fixture_model;
 use crate::support::server::Server;
+use crate::support::stock::Side;
 
 const TEXTS: [&str; 3] = [
     "Ownership is a set of rules that govern how a program manages memory.",
@@ -35,6 +36,15 @@ fn pooled_embeddings_equal_stock() {
         let (answer, _) = equal(&fixture_model(), &arguments, embeddings);
         assert_eq!(width(&answer), Some(256), "{pooling}: {answer}");
     }
+}
+
+/// Passes without logits, while memory comes and goes.
+#[test]
+fn embeddings_equal_stock_where_memory_is_lent() {
+    let side = Side::Plugin { keys: crate::lending::KEYS, device: "MoE0" };
+    let arguments = ["-c", "512", "--embeddings", "--pooling", "mean"];
+    let (_, finished) = equal_over(side, &fixture_model(), &arguments, embeddings);
+    assert!(crate::summary::largest(&finished.log(), "lent_bytes") > 0, "{}", finished.report("nothing came"));
 }
 
 #[test]
