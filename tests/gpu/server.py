@@ -78,15 +78,19 @@ class Server:
             raise RuntimeError(f"{path}: {error}; server: {self.process.poll()}") from error
 
     def arrivals(self, prompt, **more):
-        """Times in seconds from the request at which tokens of the answer arrived, and the last message."""
-        body = {"prompt": prompt, "temperature": 0, "seed": 1, "stream": True, "ignore_eos": True, **more}
+        """Times in seconds from the request at which each token of the answer arrived, and the last message. A token whose text is no whole
+        character comes with the next one: its time lies between its neighbours'."""
+        body = {"prompt": prompt, "temperature": 0, "seed": 1, "stream": True, "ignore_eos": True, "timings_per_token": True, **more}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"})
         times, last, begin = [], {}, time.perf_counter()
         with urllib.request.urlopen(request, timeout=min(120, max(self.machine.left(), 1))) as answer:
             for line in answer:
-                if line.startswith(b"data: {"):
-                    now, last = time.perf_counter() - begin, json.loads(line[6:])
-                    times += [] if last.get("stop") else [now] * max(len(last.get("tokens", [])), 1)
+                if not line.startswith(b"data: {"):
+                    continue
+                now, last = time.perf_counter() - begin, json.loads(line[6:])
+                missing = last.get("timings", {}).get("predicted_n", 0) - len(times)
+                before = times[-1] if times else now
+                times += [before + (now - before) * (number + 1) / missing for number in range(missing)]
         return times, last
 
     def complete(self, prompt, **more):
