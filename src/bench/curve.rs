@@ -143,7 +143,7 @@ pub const WITHOUT: &str = "without a prompt";
 /// Right after the long prompt.
 pub const AFTER: &str = "after a prompt";
 /// The prompt lies in the context from before, so that no pass ran.
-pub const AGAIN: &str = "same context, no pass";
+pub const AGAIN: &str = "same context without a pass";
 
 #[cfg(test)]
 mod tests {
