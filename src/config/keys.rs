@@ -3,6 +3,7 @@
 //! `docs/keys.md` and the command's `keys` are generated from it, so they cannot disagree with the parser.
 
 use super::expert_keys as experts;
+use super::staging_keys as staging;
 use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail, Socket};
 
 /// One key of `GGML_MOE`.
@@ -207,6 +208,8 @@ pub static KEYS: &[Key] = &[
             Ok(())
         },
     },
+    staging::TIMELINE,
+    staging::DEBUG_STAGING,
     Key {
         name: "debug-cuda",
         default: "none",

@@ -200,6 +200,10 @@ mod tests {
         assert_eq!(config.debug_graph, Some(GraphMode::AddNode));
         assert_eq!(config.debug_pad, 96);
         assert_eq!((config.debug_late, config.debug_poison), (Some(7), true));
+        let (config, notices) = parse("timeline=/tmp/a.jsonl;debug-staging=two-tensors");
+        assert_eq!(notices, vec![]);
+        assert_eq!(config.timeline.as_deref(), Some(std::path::Path::new("/tmp/a.jsonl")));
+        assert_eq!(config.debug_staging, Some(crate::config::Staging::TwoTensors));
     }
 
     #[test]
@@ -220,6 +224,9 @@ mod tests {
     fn bad_values_keep_the_default() {
         for text in [
             "log=loud",
+            "timeline=a.jsonl",
+            "timeline=",
+            "debug-staging=four",
             "ctx-share=1.5",
             "ctx-share=NaN",
             "ctx-share=",

@@ -22,7 +22,7 @@ use crate::telemetry::Counters;
 /// Elements of a row that device kernels may read behind the last one.
 const ROW_PADDING: i64 = 512;
 /// Bytes of the next expert that are copied behind a run.
-const RUN_PADDING: usize = 512;
+pub(super) const RUN_PADDING: usize = 512;
 /// Alignment of tensors in the scratch.
 const ALIGNMENT: usize = 256;
 
