@@ -109,7 +109,7 @@ impl Pass {
         let any = merged(&[&copies[..], &computes[..]].concat());
         let span = any.last().map_or(0.0, |last| last.1);
         let [copy, compute, either] = [&copies, &computes, &any].map(|all| length(all));
-        Sums { span, copy, compute, both: copy + compute - either, idle: span - either }
+        Sums { span, copy, compute, both: (copy + compute - either).max(0.0), idle: span - either }
     }
 
     /// When neither ran.
