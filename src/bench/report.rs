@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::output::{Counts, HostInfo};
+use super::prompts::PromptTable;
 use super::stats::{Spread, median, ratios, spread};
 use crate::chart::{Bar, BarChart, BarPanel, Group};
 
@@ -100,6 +101,8 @@ pub struct Report {
     pub model_file: String,
     /// The sizes of the cache.
     pub cases: Vec<Case>,
+    /// Tables of prompts, if they are all that was asked for.
+    pub prompt_tables: Vec<PromptTable>,
 }
 
 impl Report {
@@ -110,6 +113,15 @@ impl Report {
     /// Why a part of it says nothing.
     pub fn void(&self) -> Option<&str> {
         self.phases().find_map(|(_, phase)| phase.void.as_deref())
+    }
+
+    /// What was measured, and where.
+    pub fn head(&self) -> String {
+        let gpu = if self.host.gpu.is_empty() { String::new() } else { format!("{}; ", self.host.gpu) };
+        format!(
+            "{}: {}\n{gpu}{}; {} processors, {} MiB of RAM; host build {}\n\n",
+            self.model_file, self.model, self.host.cpu, self.processors, self.ram_mib, self.host.build
+        )
     }
 
     /// The table.
@@ -157,17 +169,7 @@ impl Report {
                 ]);
             }
         }
-        let gpu = if self.host.gpu.is_empty() { String::new() } else { format!("{}; ", self.host.gpu) };
-        let mut out = format!(
-            "{}: {}\n{gpu}{}; {} processors, {} MiB of RAM; host build {}\n\n{}",
-            self.model_file,
-            self.model,
-            self.host.cpu,
-            self.processors,
-            self.ram_mib,
-            self.host.build,
-            columns(&rows)
-        );
+        let mut out = format!("{}{}", self.head(), columns(&rows));
         for (case, phase) in self.phases() {
             if let Some(reason) = &phase.void {
                 let _ = writeln!(out, "\nVOID: {} at {:.0}%: {reason}", phase.name(), 100.0 * case.share);
@@ -201,11 +203,15 @@ impl Report {
             "model": { "file": self.model_file, "shape": self.model },
             "void": self.void(),
             "cases": self.cases.iter().map(Case::json).collect::<Vec<_>>(),
+            "prompt_tables": self.prompt_tables.iter().map(PromptTable::json).collect::<Vec<_>>(),
         })
     }
 
-    /// Bars of both sides, with the ratio above.
+    /// Bars of both sides, with the ratio above; of tables of prompts the first.
     pub fn svg(&self) -> String {
+        if let Some(table) = self.prompt_tables.first() {
+            return table.svg(&self.model_file);
+        }
         let bar = |spread: Option<Spread>| {
             spread.map(|spread| Bar { value: spread.median, range: (spread.low, spread.high) })
         };

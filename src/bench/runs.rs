@@ -35,28 +35,66 @@ pub fn table(text: &str) -> (String, usize) {
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let run: Option<Value> = serde_json::from_str(line).ok();
         match run.as_ref().and_then(|run| Some((run, run["cases"].as_array()?))) {
-            Some((run, cases)) => cases.iter().for_each(|case| add(&mut rows, run, case)),
+            Some((run, cases)) => {
+                cases.iter().for_each(|case| add(&mut rows, run, case));
+                run["prompt_tables"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .for_each(|table| add_prompts(&mut rows, run, table));
+            }
             None => broken += 1,
         }
     }
     (columns(&rows), broken)
 }
 
-fn add(rows: &mut Vec<Vec<String>>, run: &Value, case: &Value) {
-    let text = |value: &Value| value.as_str().unwrap_or("?").chars().take(40).collect::<String>();
-    let number =
-        |value: &Value, places: usize| value.as_f64().map_or("-".to_owned(), |number| format!("{number:.places$}"));
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or("?").chars().take(40).collect()
+}
+
+fn number(value: &Value, places: usize) -> String {
+    value.as_f64().map_or("-".to_owned(), |number| format!("{number:.places$}"))
+}
+
+fn machine(run: &Value) -> &Value {
     let machine = &run["machine"];
-    let machine =
-        if machine["gpu"].as_str().is_some_and(|gpu| !gpu.is_empty()) { &machine["gpu"] } else { &machine["cpu"] };
+    if machine["gpu"].as_str().is_some_and(|gpu| !gpu.is_empty()) { &machine["gpu"] } else { &machine["cpu"] }
+}
+
+fn share(case: &Value) -> String {
+    case["share"].as_f64().map_or("?".to_owned(), |share| format!("{:.0}%", 100.0 * share))
+}
+
+/// The rows of a table of prompts: ours against stock's best at the same memory.
+fn add_prompts(rows: &mut Vec<Vec<String>>, run: &Value, table: &Value) {
+    for row in table["prompts"].as_array().into_iter().flatten() {
+        let (ours, equal) = (&row["best"]["ours"], &row["best"]["equal"]);
+        rows.push(vec![
+            text(&run["date"]),
+            text(machine(run)),
+            text(&run["model"]["file"]),
+            share(table),
+            table["cache_mib"].to_string(),
+            format!("{} -ub {}", text(&equal["arguments"]), equal["ubatch"]),
+            format!("pp{}/{}", row["prompt"], ours["ubatch"]),
+            number(&equal["rate"], 1),
+            number(&ours["rate"], 1),
+            if equal["ratio"].is_null() { "void".to_owned() } else { format!("{}x", number(&equal["ratio"], 2)) },
+            "-".to_owned(),
+        ]);
+    }
+}
+
+fn add(rows: &mut Vec<Vec<String>>, run: &Value, case: &Value) {
     for phase in case["phases"].as_array().into_iter().flatten() {
         for test in phase["tests"].as_array().into_iter().flatten() {
             let ratio = &test["ratio"];
             rows.push(vec![
                 text(&run["date"]),
-                text(machine),
+                text(machine(run)),
                 text(&run["model"]["file"]),
-                case["share"].as_f64().map_or("?".to_owned(), |share| format!("{:.0}%", 100.0 * share)),
+                share(case),
                 case["cache_mib"].to_string(),
                 text(&phase["stock_arguments"]),
                 text(&test["name"]),
@@ -91,5 +129,13 @@ mod tests {
             assert!(row.contains(part), "{part} in {row}");
         }
         assert!(table.lines().nth(6).unwrap().contains("void"));
+        let prompts =
+            Report { cases: Vec::new(), prompt_tables: vec![super::super::prompts::tests::table()], ..report() };
+        let (table, broken) = super::table(&line(&prompts));
+        assert_eq!((table.lines().count(), broken), (3, 0), "{table}");
+        assert!(
+            table.contains("pp12288/12288") && table.contains("-ncmoe 32 -ub 4096") && table.contains("1.38x"),
+            "{table}"
+        );
     }
 }

@@ -1,6 +1,11 @@
 //! `ggml-moe bench`: runs llama-bench with the plugin and without, in turns. The figures are made in `ggml_moe::bench`.
 
-use std::fs::{File, OpenOptions};
+mod curve;
+mod kept;
+mod prompts;
+mod server;
+mod timeline;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +13,6 @@ use clap::Args;
 use ggml_moe::bench::output::{HostInfo, Plugin, Samples, Wanted, device_mib, results};
 use ggml_moe::bench::placement::cpu_layers;
 use ggml_moe::bench::report::{Case, Phase, Report, Test};
-use ggml_moe::bench::runs;
 use ggml_moe::bench::stats::median;
 use ggml_moe::model::moe::MoeShape;
 
@@ -21,11 +25,15 @@ pub(crate) struct BenchArguments {
     host: HostArguments,
     #[command(flatten)]
     memory: MemoryArguments,
+    #[command(flatten)]
+    table: prompts::TableArguments,
+    #[command(flatten)]
+    curve: curve::CurveArguments,
     /// llama-bench; by default the one of --host-dir or PATH.
     #[arg(long, value_name = "FILE")]
     llama_bench: Option<PathBuf>,
-    /// Sizes of prompts; 0 measures none.
-    #[arg(short = 'p', long, value_name = "TOKENS", value_delimiter = ',', default_values_t = [512])]
+    /// Sizes of prompts (512); 0 measures none.
+    #[arg(short = 'p', long, value_name = "TOKENS", value_delimiter = ',')]
     n_prompt: Vec<u32>,
     /// Tokens to decode; 0 measures none.
     #[arg(short = 'n', long, value_name = "TOKENS", default_value_t = 128)]
@@ -88,10 +96,19 @@ struct Job<'a> {
 /// Runs the comparison and returns what to print.
 pub(crate) fn run(arguments: &BenchArguments) -> Result<Answer, CommandError> {
     if arguments.list {
-        return list(arguments);
+        return kept::list(arguments);
+    }
+    if let Some(file) = &arguments.table.draw_timeline {
+        return timeline::draw(file, arguments.chart.as_deref());
     }
     if arguments.repeats == 0 || arguments.skip >= arguments.samples {
         return Err(Usage("--repeats must be 1 or more, and --samples more than --skip".to_owned()));
+    }
+    if let Some(path) = &arguments.curve.curve {
+        return curve::run(arguments, path);
+    }
+    if arguments.table.prompt_table {
+        return prompts::run(arguments);
     }
     let model = arguments.host.model()?;
     let shape = host::shape(model)?;
@@ -100,22 +117,14 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<Answer, CommandError> {
     if let Some(name) = &arguments.replay {
         keys.push(format!("replay={}", host::preset(name, &shape)?.name));
     }
-    let prompts = arguments.n_prompt.iter().any(|size| *size > 0);
+    let prompts = arguments.prompts().next().is_some();
     let phases: Vec<bool> =
         [(false, prompts), (true, arguments.n_gen > 0)].iter().filter(|phase| phase.1).map(|phase| phase.0).collect();
     if phases.is_empty() {
         return Err(Usage("-p 0 -n 0 leaves nothing to measure".to_owned()));
     }
     let host = Host::find(&arguments.host, "llama-bench", arguments.llama_bench.as_deref())?;
-    let mut report = Report {
-        command: std::env::args().collect(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        processors: std::thread::available_parallelism().map_or(0, usize::from),
-        ram_mib: ram_mib(),
-        model: words(&shape),
-        model_file: model.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        ..Report::default()
-    };
+    let mut report = header(&shape, model);
     let mut dry = String::new();
     for (share, cache_mib) in sizes {
         let mut own = keys.clone();
@@ -140,7 +149,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<Answer, CommandError> {
                         // What was measured before is kept.
                         report.cases.extend(Some(case).filter(|case| !case.phases.is_empty()));
                         if !report.cases.is_empty() {
-                            keep(arguments, &report)?;
+                            kept::keep(arguments, &report)?;
                         }
                         return Err(error);
                     }
@@ -152,12 +161,30 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<Answer, CommandError> {
     if arguments.host.dry_run {
         return Ok(Answer { text: dry, good: true });
     }
-    // What was measured is shown also when it cannot be kept.
-    let (kept, good) = match keep(arguments, &report) {
-        Ok(()) => (String::new(), report.void().is_none()),
-        Err(CommandError::Usage(why) | CommandError::Failed(why)) => (format!("bench: not kept: {why}\n"), false),
-    };
-    Ok(Answer { text: format!("{}\n{kept}{}", report.table(), report.verdict()), good })
+    let (not_kept, good) = kept::answer(arguments, &report);
+    let good = good && report.void().is_none();
+    Ok(Answer { text: format!("{}\n{not_kept}{}", report.table(), report.verdict()), good })
+}
+
+impl BenchArguments {
+    /// Sizes of prompts.
+    fn prompts(&self) -> impl Iterator<Item = u32> {
+        let given = if self.n_prompt.is_empty() { &[512][..] } else { &self.n_prompt };
+        given.iter().copied().filter(|size| *size > 0)
+    }
+}
+
+/// A report without figures.
+fn header(shape: &MoeShape, model: &Path) -> Report {
+    Report {
+        command: std::env::args().collect(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        processors: std::thread::available_parallelism().map_or(0, usize::from),
+        ram_mib: ram_mib(),
+        model: words(shape),
+        model_file: model.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        ..Report::default()
+    }
 }
 
 impl Job<'_> {
@@ -176,8 +203,7 @@ impl Job<'_> {
 
     /// All flags of a side; `samples` of each test.
     fn flags(&self, side: Side<'_>, samples: usize, own: &[String]) -> Vec<String> {
-        let prompts: Vec<String> =
-            self.arguments.n_prompt.iter().filter(|size| **size > 0).map(ToString::to_string).collect();
+        let prompts: Vec<String> = self.arguments.prompts().map(|size| size.to_string()).collect();
         let [prompt, tokens] = if self.decodes {
             ["0".to_owned(), self.arguments.n_gen.to_string()]
         } else {
@@ -285,7 +311,7 @@ impl Job<'_> {
         if self.decodes {
             return vec![format!("tg{}", self.arguments.n_gen)];
         }
-        self.arguments.n_prompt.iter().filter(|size| **size > 0).map(|size| format!("pp{size}")).collect()
+        self.arguments.prompts().map(|size| format!("pp{size}")).collect()
     }
 
     /// Tokens of one process: each test warms up once, decoding with a single token.
@@ -294,17 +320,17 @@ impl Job<'_> {
         if self.decodes {
             return samples * u64::from(self.arguments.n_gen) + 1;
         }
-        self.arguments.n_prompt.iter().map(|size| (samples + 1) * u64::from(*size)).sum()
+        self.arguments.prompts().map(|size| (samples + 1) * u64::from(size)).sum()
     }
 
     /// The best of stock's flags near those that the memory asks for. One layer more on the device would take more memory than ours.
     fn search(&self) -> Result<Found, CommandError> {
         let first = cpu_layers(self.shape, self.cache_mib);
         let last = if first == 0 { 0 } else { self.shape.layers.max(first).min(first.saturating_add(2)) };
-        let longest = self.arguments.n_prompt.iter().copied().max().unwrap_or(0);
+        let longest = self.arguments.prompts().max().unwrap_or(0);
         let mut ubatches = vec![self.arguments.ubatch_size];
         if !self.decodes {
-            let larger = [512, 1024, 2048, 4096].into_iter().filter(|size| *size < 2 * longest.max(512));
+            let larger = [512, 1024, 2048, 4096, 12288].into_iter().filter(|size| *size < 2 * longest.max(512));
             ubatches.extend(larger.filter(|size| *size != self.arguments.ubatch_size));
         }
         let mut tried: Vec<(Vec<String>, f64)> = Vec::new();
@@ -360,56 +386,4 @@ fn ram_mib() -> usize {
 fn tell(line: &str) {
     // Nobody has to read it.
     let _ = writeln!(std::io::stderr(), "bench: {line}");
-}
-
-fn keep(arguments: &BenchArguments, report: &Report) -> Result<(), CommandError> {
-    let failed = |path: &Path, error: std::io::Error| Failed(format!("{}: {error}", path.display()));
-    if let Some(path) = &arguments.json {
-        std::fs::write(path, format!("{:#}\n", report.json())).map_err(|error| failed(path, error))?;
-    }
-    if let Some(path) = &arguments.chart {
-        std::fs::write(path, report.svg()).map_err(|error| failed(path, error))?;
-    }
-    let path = runs_file(arguments)?;
-    if path.as_os_str() == "none" {
-        return Ok(());
-    }
-    let write = || -> std::io::Result<()> {
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)?;
-        }
-        let mut file: File = OpenOptions::new().create(true).append(true).open(&path)?;
-        file.write_all(runs::line(report).as_bytes())
-    };
-    write().map_err(|error| failed(&path, error))
-}
-
-fn list(arguments: &BenchArguments) -> Result<Answer, CommandError> {
-    let path = runs_file(arguments)?;
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Ok(Answer { text: format!("bench: no runs are kept in {}\n", path.display()), good: true });
-        }
-        Err(error) => return Err(Failed(format!("{}: {error}", path.display()))),
-    };
-    let (mut table, broken) = runs::table(&text);
-    if broken > 0 {
-        table.push_str(&format!("{broken} lines of {} are no runs\n", path.display()));
-    }
-    Ok(Answer { text: table, good: true })
-}
-
-/// Where runs are kept.
-fn runs_file(arguments: &BenchArguments) -> Result<PathBuf, CommandError> {
-    if let Some(path) = &arguments.runs {
-        return Ok(path.clone());
-    }
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = folder("GGML_MOE_CACHE")
-        .or_else(|| folder("XDG_CACHE_HOME").map(|folder| folder.join("ggml-moe")))
-        .or_else(|| folder("HOME").map(|folder| folder.join(".cache/ggml-moe")));
-    cache
-        .map(|folder| folder.join("bench-runs.jsonl"))
-        .ok_or_else(|| Usage("no folder for kept runs (HOME is not set); name a file with --runs".to_owned()))
 }

@@ -284,8 +284,13 @@ impl Host {
         words.join(" ")
     }
 
-    /// Runs the program; its failure is not an error here.
-    fn run(&self, side: Side<'_>, flags: &[String]) -> Result<Finished, CommandError> {
+    /// The most that one program may run.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// The program with a side's environment.
+    pub(crate) fn command(&self, side: Side<'_>, flags: &[String]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(flags);
         for (name, _) in std::env::vars_os() {
@@ -302,6 +307,12 @@ impl Host {
         if let Side::Ours(keys) = side {
             command.env("GGML_BACKEND_PATH", &self.plugin).env("GGML_MOE", keys);
         }
+        command
+    }
+
+    /// Runs the program; its failure is not an error here.
+    fn run(&self, side: Side<'_>, flags: &[String]) -> Result<Finished, CommandError> {
+        let mut command = self.command(side, flags);
         child::run(&mut command, self.limit).map_err(|error| Failed(format!("{}: {error}", self.program.display())))
     }
 

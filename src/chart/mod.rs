@@ -1,15 +1,17 @@
 //! Charts as SVG.
 //!
-//! Owns: the drawing: lines here, bars in `bars`; panels side by side with a common legend, axes from 0 with round steps, colours that
+//! Owns: the drawing: lines here, bars in `bars`, timelines in `lanes`; panels side by side with a common legend, axes from 0 with round steps, colours that
 //! differ in brightness, too.
 //! Invariants: every text is escaped; numbers that are not finite are left out.
 //! Threads: none. Does not: know what is drawn.
 
 mod bars;
+mod lanes;
 
 use std::fmt::Write as _;
 
 pub use bars::{Bar, BarChart, BarPanel, Group};
+pub use lanes::{Lane, LanePanel, Lanes};
 
 /// One line.
 #[derive(Clone, Debug, PartialEq)]

@@ -270,6 +270,75 @@ fn what_cannot_run_is_told_in_one_line() {
     assert_eq!(run(&["bench", "--no-such-flag"]).status.code(), Some(2));
 }
 
+/// What llama-bench would print of its memory: computing takes a MiB for 512 tokens of a micro-batch.
+const MEMORY: &str = r#"
+for u in $(echo "${ub:-512}" | tr , ' '); do
+  echo "llama_context: n_ubatch              = $u" >&2
+  echo "sched_reserve: CUDA0 compute buffer size = $((u / 512)).00 MiB" >&2
+done
+path=${GGML_MOE##*timeline=}; path=${path%%;*}
+[ "$path" = "$GGML_MOE" ] || echo '{"format":1,"device":"MoE0","pass":1,"tokens":64,"unit":"layer","buffers":2,"ram_bytes":1000,'\
+'"copies":[[0,0,0,100]],"computes":[[0,0,50,200]],"both_us":50}' >> "$path"
+"#;
+
+#[test]
+fn prompts_are_compared_at_the_same_memory() {
+    let host = Host::new(LINES);
+    host.write(
+        "llama-bench",
+        &format!("lines='{LINES}'\n{}", BENCH.replace("row() {", &format!("{MEMORY}\nrow() {{"))),
+    );
+    let (json, drawn) = (host.path("t.json"), host.path("t.svg"));
+    let files = [format!("--json={}", json.display()), format!("--timeline={}", drawn.display())];
+    let arguments = [
+        "--prompt-table",
+        "-p",
+        "64,128",
+        "--cache-mib",
+        "8",
+        "--our-ubatch",
+        "512,1024",
+        "--stock-ubatch",
+        "512,2048,4096",
+    ];
+    let (status, output, errors) = host.bench(&[&arguments[..], &[&files[0], &files[1]]].concat());
+    assert_eq!((status, errors.as_str()), (Some(0), ""), "{output}");
+    let calls = host.calls();
+    assert!(
+        calls[0].contains("-ub 512,2048") && calls[0].contains("--no-warmup"),
+        "what memory is measured with: {calls:?}"
+    );
+    assert!(calls[1].contains("cache=8;vram-budget-mb=") && calls[1].contains("-ub 512,1024"), "{calls:?}");
+    // Four of six layers fit into 8 MiB; 3 MiB more for computing cost two of them, 7 MiB all four.
+    for (call, layers) in calls[2..5].iter().zip(["-ncmoe 2", "-ncmoe 4", "-ncmoe 6"]) {
+        assert!(call.contains("-lm none") && call.contains(layers), "{layers} in {call}");
+    }
+    assert!(
+        calls[5].contains("-ncmoe 2") && !calls[5].contains("-ub") && !calls[5].contains("-lm"),
+        "its defaults: {calls:?}"
+    );
+    assert!(calls[6].contains("-ncmoe 6") && calls[7].contains("-ncmoe 0") && calls.len() == 8, "{calls:?}");
+    assert!(output.contains("2.00x") && output.contains("same memory: "), "{output}");
+    assert!(output.contains("33.3% overlap") || output.contains("50.0% overlap"), "{output}");
+    assert!(output.ends_with("pp128 2.00x of stock's best, 2.00x of its default\n"), "{output}");
+    let report: Value = serde_json::from_slice(&fs::read(json).expect("a file")).expect("JSON");
+    assert_eq!(report.pointer("/prompt_tables/0/prompts/0/best/equal/ratio").and_then(Value::as_f64), Some(2.0));
+    assert!(fs::read_to_string(&drawn).expect("a picture").contains(">idle<"));
+    let (status, output, _) = host.bench(&["--list"]);
+    assert!(status == Some(0) && output.contains("pp128/512") && output.contains("2.00x"), "{output}");
+    let lines = drawn.with_extension("jsonl");
+    let (status, output, _) = host.call("bench", &["--draw-timeline", lines.to_str().expect("text")]);
+    assert!(status == Some(0) && output.contains("pass 1 of 64 tokens"), "{output}");
+    host.refused("bench", &["--draw-timeline", "/no/such/file"], 1, "/no/such/file: No such file");
+    host.refused("bench", &["--prompt-table", "-p", "0"], 2, "no prompt to measure");
+    host.refused("bench", &["--prompt-table", "--our-ubatch", "0"], 2, "one token or more");
+    host.refused("bench", &["--curve", "c", "--curve-from", "640"], 2, "--curve-tokens must be more");
+    // A plugin that does nothing, and stock that does not run.
+    let host = Host::new("ggml-moe: summary {\"blocks\":0}");
+    let (status, output, _) = host.bench(&["--prompt-table", "-p", "64", "--share", "50"]);
+    assert!(status == Some(1) && output.contains("void: no MoE block") && !output.contains("2.00x"), "{output}");
+}
+
 /// Prints what llama-perplexity would; `$off` is what the plugin's side adds to the second of three chunks.
 const PERPLEXITY: &str = r#"
 if [ "$1" = --list-devices ]; then

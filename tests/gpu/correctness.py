@@ -124,13 +124,19 @@ def sanitizer(machine, results):
     before = [tool, *MEMCHECK]
     for name, side, tokens in (("plain path", machine.ours, 64), ("experts on the device", machine.ours_on_device, 64),
                                ("cache, single tokens", machine.ours.with_keys("cache=6"), 1),
-                               ("cache, long passes", machine.ours.with_keys("cache=6"), 64)):
+                               ("cache, streamed passes", machine.ours.with_keys("cache=6;stream-min-tokens=9"), 64),
+                               ("cache, fetched passes", machine.ours.with_keys("cache=6;stream-min-tokens=1000;middle-passes=fetch"), 16)):
         done = perplexity_run(machine, side, tokens, 1, tag="sanitizer", limit=110, before=before)
         if "Device not supported" in done.log:
             raise Missing("compute-sanitizer does not support this device here")
         count = re.search(r"ERROR SUMMARY: (\d+) error", done.log)
         clean = done.ok() and count is not None and int(count[1]) == 0
         figure = f"{count[1]} errors, {done.seconds:.0f} s" if count else done.reason()
+        # The summary may be lost here, because nothing waits for the log.
+        passes = {word: done.counter(f"{word}_blocks") for word in ("streamed", "fetched")}
+        figure += "".join(f", {blocks} blocks {word}" for word, blocks in passes.items() if blocks)
+        if done.summaries() and any(word in name and not blocks for word, blocks in passes.items()):
+            clean, figure = False, f"{figure}; no such block ran"
         if count and not clean:
             stock = perplexity_run(machine, machine.stock, 64, 1, tag="sanitizer-stock", limit=60, before=before)
             stock_count = re.search(r"ERROR SUMMARY: (\d+) error", stock.log)

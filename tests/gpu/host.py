@@ -99,6 +99,7 @@ class Machine:
         self.running = set()
         self.seconds = {}
         self.model_path = self.model = self.memory = None
+        self.found = {}  # what one step measured and another needs, too
         self.started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def describe(self, card):

@@ -16,6 +16,8 @@ import correctness
 import faults
 import host
 import memory
+import passes
+import prompts
 import server
 import shapes
 import speed
@@ -32,6 +34,7 @@ STEPS = [
     ("server", server.slots, "beside"),
     ("contexts", server.draft, "beside"),
     ("quality", cache.quality, "beside"),
+    ("prompt-quality", passes.quality, "beside"),
     ("budget", memory.budget, "beside"),
     ("graphs", correctness.graphs, "beside"),
     ("sanitizer", correctness.sanitizer, "beside"),
@@ -48,9 +51,17 @@ STEPS = [
     ("ncmoe", speed.stock_cpu_experts, "alone"),
     ("shapes", shapes.other_shapes, "alone"),
     ("endurance", shapes.endurance, "alone"),
+    ("prompts", prompts.prompts, "named"),
+    ("overlap", passes.overlap, "named"),
+    ("short-prompts", prompts.short, "named"),
+    ("slow-prompts", prompts.slow, "named"),
+    ("after-prompt", passes.after_prompt, "named"),
+    ("sweep", passes.sweep, "named"),
+    ("glm-layer", passes.glm_layer, "named"),
     ("bench", bench.command, "named"),
 ]
-NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "prompt", "memory", "exhausted", "ncmoe", "bench"}
+NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "prompt", "memory", "exhausted", "ncmoe", "bench",
+               "prompts", "overlap", "short-prompts", "slow-prompts", "after-prompt", "sweep"}
 BESIDE_SECONDS = 240  # the most that the steps beside each other get together, so that what is measured has its time
 RAM_GIB = 26  # touched ahead of measuring: the plugin's copy of the experts and its pinned staging
 
@@ -148,7 +159,7 @@ def main():
     arguments, steps = parse()
     if arguments.list:
         for name, function, group in STEPS:
-            print(f"{name:11} {group:7} {' '.join(function.__doc__.split())}")
+            print(f"{name:14} {group:7} {' '.join(function.__doc__.split())}")
         return 0
     machine = host.Machine(arguments.dry_run, arguments.limit)
     results = host.Results()

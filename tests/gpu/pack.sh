@@ -34,6 +34,7 @@ compile() { # output, source, flags...
 }
 compile reload tests/gpu/reload.c -L "$stock" -lggml -lggml-base -lm
 compile count_graphs.so tests/gpu/count_graphs.c -shared -fPIC
+compile slow_link.so tests/gpu/slow_link.c -shared -fPIC -pthread
 compile flush_log.so tests/support/flush_log.c -shared -fPIC
 
 modified=$([ -z "$(git status --porcelain --untracked-files=no)" ] && echo false || echo true)

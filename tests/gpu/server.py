@@ -22,7 +22,7 @@ N_PREDICT = 32
 class Server:
     """A running llama-server; used as a context, it is stopped at the end."""
 
-    def __init__(self, machine, side, tag, *more, model=FIXTURE, patience=40):
+    def __init__(self, machine, side, tag, *more, model=FIXTURE, patience=40, alone=False):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -31,7 +31,7 @@ class Server:
         self.log_path = machine.logs / f"{tag}-{side.device}.log"
         self.log_file = open(self.log_path, "ab")
         self.offset = self.log_file.tell()
-        self.process = machine.start(self.arguments, machine.environment(side), stdin=subprocess.DEVNULL,
+        self.process = machine.start(self.arguments, machine.environment(side, alone=alone), stdin=subprocess.DEVNULL,
                                      stdout=self.log_file, stderr=subprocess.STDOUT)
         self.begin = time.monotonic()
 
@@ -76,6 +76,22 @@ class Server:
             raise RuntimeError(f"{path}: HTTP {error.code}: {error.read().decode(errors='replace')[:200]}") from error
         except OSError as error:
             raise RuntimeError(f"{path}: {error}; server: {self.process.poll()}") from error
+
+    def arrivals(self, prompt, **more):
+        """Times in seconds from the request at which each token of the answer arrived, and the last message. A token whose text is no whole
+        character comes with the next one: its time lies between its neighbours'."""
+        body = {"prompt": prompt, "temperature": 0, "seed": 1, "stream": True, "ignore_eos": True, "timings_per_token": True, **more}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        times, last, begin = [], {}, time.perf_counter()
+        with urllib.request.urlopen(request, timeout=min(120, max(self.machine.left(), 1))) as answer:
+            for line in answer:
+                if not line.startswith(b"data: {"):
+                    continue
+                now, last = time.perf_counter() - begin, json.loads(line[6:])
+                missing = last.get("timings", {}).get("predicted_n", 0) - len(times)
+                before = times[-1] if times else now
+                times += [before + (now - before) * (number + 1) / missing for number in range(missing)]
+        return times, last
 
     def complete(self, prompt, **more):
         return self.post("/completion", {"prompt": prompt, "n_predict": N_PREDICT, "temperature": 0, "seed": 1,

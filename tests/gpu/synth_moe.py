@@ -2,10 +2,14 @@
 """Writes a mixture-of-experts GGUF of a given shape with random weights: its speed is real, its language is not.
 
 --arch chooses the architecture and the defaults of the shape:
-  qwen3moe   a 30B-A3B model: 48 layers, 128 experts, 8 used, Q4_K, 16.3 GiB
-  gpt-oss    8 layers of a model of that family: 128 experts, 4 used, MXFP4, biases, 13.6 GiB
-  deepseek2  9 layers, the first dense: 256 experts, 8 used, Q4_K, a shared expert, compressed keys and values, 14.4 GiB
-Nothing but Python itself is needed.
+  qwen3moe     a 30B-A3B model: 48 layers, 128 experts, 8 used, Q4_K, 16.3 GiB
+  gpt-oss      8 layers of a model of that family: 128 experts, 4 used, MXFP4, biases, 13.6 GiB
+  deepseek2    9 layers, the first dense: 256 experts, 8 used, Q4_K, a shared expert, compressed keys and values, 14.4 GiB
+  glm53-layer  the same architecture, one dense layer and two of 288 experts of 8.3 MB as GLM 5.3 has them, 5.2 GiB
+
+Routing: a token's embedding is large beside what the layers add, so that a router reads the token, and tokens differ; a part of each
+embedding is the same for all tokens, so that some experts are used more than others. A prompt of 64 random tokens then uses about
+100 of 128 experts in each layer, as many as real models do (routing.py counts them). Nothing but Python itself is needed.
 """
 import argparse
 import array
@@ -24,7 +28,15 @@ SHAPES = {
     # heads of hd + rope values, out of ranks q_rank and kv_rank
     "deepseek2": {"layers": 9, "embd": 4096, "ff": 1024, "experts": 256, "used": 8, "heads": 32, "kv": 1, "hd": 128, "rope": 64,
                   "q_rank": 1536, "kv_rank": 512, "dense": 1, "dense_ff": 8192},
+    "glm53-layer": {"layers": 3, "embd": 3840, "ff": 1280, "experts": 288, "used": 8, "heads": 32, "kv": 1, "hd": 128, "rope": 64,
+                    "q_rank": 1536, "kv_rank": 512, "dense": 1, "dense_ff": 8192},
 }
+ARCHITECTURES = {"glm53-layer": "deepseek2"}  # of shapes that have another name
+COMMON_SHARE = 0.25  # of an embedding's energy: the same for all tokens
+# What a product of weights makes of inputs of size 1. What is added to the embedding (of size 1) is small.
+GAINS = {"attn_output": 0.1, "ffn_down_exps": 0.5, "ffn_down_shexp": 0.2, "ffn_down": 0.2}
+SPREADS = {"sinks": 1.0, "exp_probs_b": 0.02}  # of single numbers; others 0.1
+DEVIATIONS = {"q4_K": 257.0, "q8_0": 73.9}  # of the numbers that random bytes stand for, before the scale
 COMMON = {"vocab": 32768, "ctx": 131072, "seed": 1}
 
 
@@ -39,6 +51,7 @@ def arguments():
     for name, default in {**SHAPES[a.arch], **COMMON}.items():
         if getattr(a, name) is None:
             setattr(a, name, default)
+    a.arch = ARCHITECTURES.get(a.arch, a.arch)
     return a
 
 
@@ -162,16 +175,17 @@ def byte_size(kind, shape):
     return math.prod(shape) // values * size
 
 
-def blocks(rng, kind, embd):
-    """Blocks of random bytes that start with scales of a size that keeps activations finite."""
-    size = TYPES[kind][2]
+def blocks(rng, kind, inputs, gain):
+    """Blocks of random bytes behind scales, so that a sum over so many inputs of size 1 has the size `gain`."""
+    size, wanted = TYPES[kind][2], gain / math.sqrt(inputs)
     tile = bytearray(rng.randbytes(TILE_BLOCKS * size))
-    if kind == "mxfp4":  # one exponent: values of about 1/sqrt(embd)
-        middle = 127 - round(math.log2(math.sqrt(embd))) - 1
+    if kind == "mxfp4":  # one exponent
+        middle = 126 + round(math.log2(wanted))
         tile[0::size] = bytes(rng.choices((middle - 1, middle, middle), k=TILE_BLOCKS))
         return tile
-    for i, scale in enumerate({"q4_K": (1e-4, 7.5e-4), "q8_0": (2.7e-4,)}[kind]):
-        low, high = struct.pack("<e", scale)
+    scale = wanted / DEVIATIONS[kind]
+    for i, value in enumerate({"q4_K": (scale, 7.5 * scale), "q8_0": (scale,)}[kind]):  # the second: the mean is 0
+        low, high = struct.pack("<e", value)
         tile[2 * i::size], tile[2 * i + 1::size] = bytes([low]) * TILE_BLOCKS, bytes([high]) * TILE_BLOCKS
     return tile
 
@@ -185,14 +199,35 @@ def write_from(out, tile, start, size):
         start = 0
 
 
+def write_embeddings(out, rng, tile, kind, shape):
+    """Each row begins with the blocks that all rows share; the others are its own."""
+    _, values, size = TYPES[kind]
+    count = shape[0] // values
+    shared = max(round(COMMON_SHARE * count), 1)
+    common, own = bytes(tile[:shared * size]), count - shared
+    for _ in range(shape[1]):
+        start = rng.randrange(TILE_BLOCKS - own)
+        out.write(common)
+        out.write(tile[start * size:(start + own) * size])
+
+
 def write_tensor(out, rng, tiles, name, kind, shape):
     size = byte_size(kind, shape)
     if kind != "f32":
-        write_from(out, tiles[kind], rng.randrange(TILE_BLOCKS) * TYPES[kind][2], size)
+        part = name.removesuffix(".weight").split(".")[-1]
+        embeds = part == "token_embd"
+        key = (kind, 1 if embeds else shape[0], GAINS.get(part, 1.0))
+        if key not in tiles:
+            tiles[key] = blocks(rng, *key)
+        if embeds:
+            write_embeddings(out, rng, tiles[key], kind, shape)
+        else:
+            write_from(out, tiles[key], rng.randrange(TILE_BLOCKS) * TYPES[kind][2], size)
     elif "norm" in name:
         out.write(struct.pack("<f", 1.0) * math.prod(shape))
     else:
-        spread = 1 / math.sqrt(shape[0]) if name.endswith("gate_inp.weight") else 1.0 if "sinks" in name else 0.1
+        spread = next((size for part, size in SPREADS.items() if part in name), 0.1)
+        spread = 1 / math.sqrt(shape[0]) if name.endswith("gate_inp.weight") else spread
         start = rng.randrange(TILE_FLOATS)
         if spread not in tiles:
             tiles[spread] = array.array("f", (spread * value for value in tiles["f32"])).tobytes()
@@ -217,8 +252,7 @@ def main():
         out.write(records)
         out.write(bytes(-out.tell() % ALIGNMENT))
         base = out.tell()
-        tiles = {kind: blocks(rng, kind, a.embd) for kind in {kind: 0 for _, kind, _ in listed} if kind != "f32"}
-        tiles["f32"] = [rng.gauss(0.0, 1.0) for _ in range(TILE_FLOATS)]
+        tiles = {"f32": [rng.gauss(0.0, 1.0) for _ in range(TILE_FLOATS)]}
         for (name, kind, shape), start in zip(listed, offsets):
             out.write(bytes(base + start - out.tell()))
             write_tensor(out, rng, tiles, name, kind, shape)

@@ -40,6 +40,46 @@ fn speed_of_both_sides() {
 }
 
 #[test]
+fn prompts_with_their_timeline_and_decoding_after_them() {
+    let out = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| out.path().join(name);
+    let (json, timeline) = (path("table.json"), path("timeline.svg"));
+    let arguments =
+        ["bench", "--prompt-table", "-p", "16,64", "--our-ubatch", "64", "--stock-ubatch", "32,64", "--share", "50"];
+    let more =
+        ["--samples", "2", "--skip", "1", "--runs", "none", "--json", text(&json), "--timeline", text(&timeline)];
+    let done = compare(&[&arguments[..], &more, &["--", "--repack", "0"]].concat()).success();
+    let last = done.stdout.lines().last().unwrap_or_default();
+    assert!(
+        last.starts_with("bench: 50%: pp16 ") && last.contains("x of stock's best"),
+        "{}",
+        done.report("no figures")
+    );
+    assert!(done.stdout.contains("of 64 tokens on MoE0"), "{}", done.report("no timeline"));
+    let drawn = std::fs::read_to_string(timeline).expect("a picture");
+    // Six layers, of each a copy and what is computed, in the whole pass.
+    assert!(drawn.contains(">copy<") && drawn.matches("<rect x=").count() >= 12, "{drawn}");
+    let report: Value = serde_json::from_slice(&std::fs::read(json).expect("a file")).expect("JSON");
+    let table = report.pointer("/prompt_tables/0").expect("a table");
+    let sides: Vec<&str> =
+        table["entries"].as_array().into_iter().flatten().filter_map(|row| row["side"].as_str()).collect();
+    assert_eq!(sides, ["ours", "equal", "equal", "default"], "{table}");
+    assert!(table.pointer("/prompts/1/best/equal/ratio").is_some_and(Value::is_number), "{table}");
+
+    let curve = path("curve");
+    let arguments =
+        ["bench", "--curve", text(&curve), "--curve-prompt", "100", "--curve-tokens", "24", "--curve-from", "8"];
+    let done = compare(&[&arguments[..], &["--share", "50", "-ub", "64", "--", "-nr"]].concat()).success();
+    assert!(done.stdout.contains("bench: decoding after a prompt "), "{}", done.report("no figures"));
+    let rows = std::fs::read_to_string(curve.with_extension("csv")).expect("a file");
+    let times: Vec<Vec<f64>> =
+        rows.lines().skip(1).map(|row| row.split(',').filter_map(|cell| cell.parse().ok()).collect()).collect();
+    assert_eq!((times.len(), times[23].len()), (24, 7), "{rows}");
+    // The prompt lies before the first token, and in the slot when it is asked for again.
+    assert!(times[0][5] > times[0][6], "{rows}");
+}
+
+#[test]
 fn a_bench_of_a_plugin_that_does_nothing_is_void() {
     let done = compare(&["bench", "-p", "0", "-n", "2", "--runs", "none", "--moe", "debug-experts=device"]);
     assert_eq!(done.status.code(), Some(1), "{}", done.report("not void"));
