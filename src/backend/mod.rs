@@ -162,6 +162,9 @@ impl Backend {
         let planned = &*plan;
         let Planned { plan, blocks, .. } = planned;
         state.reporter.pass = planned.pass;
+        if let Some(pass) = &planned.pass {
+            self.device.begin_pass(pass.tokens);
+        }
         let counters = &mut state.counters;
         counters.graphs += 1;
         counters.nodes += key.count as u64;

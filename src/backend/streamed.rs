@@ -79,6 +79,11 @@ impl Backend {
                 }
                 continue;
             }
+            if let (Some(cache), Step::Streamed { products, .. }) = (cache.as_deref_mut(), step)
+                && let Some(&product) = products.last()
+            {
+                cache.read_tail(self.device, &self.inner, nodes[product]);
+            }
             let (patches, variant) = ring.open(&self.inner, number, &blocks[number])?;
             let range = step.range();
             let uid = super::part_uid(graph.uid(), nodes, &range, variant);

@@ -162,6 +162,7 @@ pub static KEYS: &[Key] = &[
             Ok(())
         },
     },
+    experts::PROMPT_THREADS,
     experts::EXPERT_CACHE,
     experts::POLICY,
     experts::WINDOW,

@@ -113,6 +113,8 @@ pub struct Config {
     pub vram_budget_mb: Option<u64>,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
+    /// The same in passes of several tokens; `None` is as `threads`.
+    pub prompt_threads: Option<u32>,
     /// What is learned, how uploads are bounded, who decides.
     pub experts: ExpertSettings,
     /// Where the counters can be read.
@@ -151,6 +153,7 @@ impl Default for Config {
             stream_min_tokens: 32,
             vram_budget_mb: None,
             threads: None,
+            prompt_threads: None,
             experts: ExpertSettings::default(),
             socket: Socket::Auto,
             replay: None,

@@ -220,6 +220,10 @@ mod tests {
     fn bad_values_keep_the_default() {
         for text in [
             "log=loud",
+            "threads=0",
+            "prompt-threads=0",
+            "prompt-threads=1025",
+            "prompt-threads=auto",
             "ctx-share=1.5",
             "ctx-share=NaN",
             "ctx-share=",
