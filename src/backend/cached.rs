@@ -51,6 +51,10 @@ impl Backend {
             return None;
         }
         let mut cache = self.take_cache_for(nodes, blocks)?;
+        if cache.has_tail() {
+            self.inner.synchronize();
+            cache.learn_tail();
+        }
         let known = blocks.iter().all(|block| cache.knows(nodes, block));
         let reader =
             if known { cache.catch_up(self.device, &self.inner).and_then(|()| cache.start()).ok() } else { None };
@@ -136,7 +140,7 @@ impl Backend {
     pub(super) fn end_cached(&self, state: &mut State, session: Session, good: bool) {
         let Session { mut cache, reader, tokens } = session;
         let ended = match reader {
-            Some(reader) if good => cache.end(self.device, reader, tokens).map_err(|error| error.to_string()),
+            Some(reader) if good => Ok(cache.end(reader, tokens)),
             _ => Err("a graph failed".to_owned()),
         };
         match ended {

@@ -176,6 +176,9 @@ impl Backend {
         let Planned { plan, blocks, .. } = planned;
         self.bring(state, key, planned)?;
         state.reporter.pass = planned.pass;
+        if let Some(pass) = &planned.pass {
+            self.device.begin_pass(pass.tokens);
+        }
         let counters = &mut state.counters;
         counters.graphs += 1;
         counters.nodes += key.count as u64;

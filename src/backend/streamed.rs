@@ -107,6 +107,11 @@ impl Backend {
                 }
                 continue;
             }
+            if let (Some(cache), Some((_, products))) = (pass.cache.as_deref_mut(), streamed(step))
+                && let Some(&product) = products.last()
+            {
+                cache.read_tail(self.device, &self.inner, nodes[product]);
+            }
             while pass.parts.get(number).is_some_and(|part| part.block == block) {
                 let status = self.run_part(state, graph, nodes, pass, number)?;
                 if status != Status::SUCCESS {

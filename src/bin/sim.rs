@@ -1,5 +1,7 @@
 //! `ggml-moe sim`: arguments, files and output of the simulator. The figures are made in `ggml_moe::sim`.
 
+mod prompt;
+
 use std::io::Read as _;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -37,6 +39,16 @@ pub(crate) struct SimArguments {
     /// and hits are also told by tokens from there.
     #[arg(long)]
     redraw: Option<RedrawArgument>,
+    /// Put a prompt of so many tokens behind the --tokens of a preset and tell what decoding finds after it, by tokens. With --redraw the
+    /// subject changes where the prompt begins.
+    #[arg(long, value_name = "TOKENS", conflicts_with_all = ["policy", "svg", "write"])]
+    prompt: Option<usize>,
+    /// The part of the cache that is left while the prompt is computed, in percent.
+    #[arg(long, default_value_t = 50.0, requires = "prompt")]
+    prompt_left: f64,
+    /// Uploads per token that the cache's share of the link allows after a prompt.
+    #[arg(long, default_value_t = 24.0, requires = "prompt")]
+    link_uploads: f32,
     /// Experts per layer of a trace file; by default one more than the largest id.
     #[arg(long)]
     experts: Option<usize>,
@@ -97,6 +109,10 @@ pub(crate) fn run(arguments: &SimArguments) -> Result<String, String> {
         return Err(format!("--share {share}: a share lies above 0 and at most at 100 percent"));
     }
     let preset = PRESETS.iter().find(|preset| preset.name == arguments.source);
+    if let Some(tokens) = arguments.prompt {
+        let preset = preset.ok_or("--prompt goes with a preset")?;
+        return prompt::run(preset, tokens, arguments);
+    }
     let traces = match preset {
         Some(preset) => synthetic(preset, arguments)?,
         None => vec![file(arguments)?],
@@ -183,13 +199,17 @@ fn synthetic(preset: &Preset, arguments: &SimArguments) -> Result<Vec<Trace>, St
     if uses > MOST_USES {
         return Err(format!("a trace of {uses} uses is too long; {MOST_USES} are the most"));
     }
-    let redraw = arguments.redraw.map(|what| match what {
-        RedrawArgument::Ranks => (arguments.tokens, Redraw::Ranks),
-        RedrawArgument::All => (arguments.tokens, Redraw::All),
-    });
-    let tokens = if redraw.is_some() { 2 * arguments.tokens } else { arguments.tokens };
+    let changed = arguments.redraw.map(|what| (arguments.tokens, redraw(what)));
+    let tokens = if changed.is_some() { 2 * arguments.tokens } else { arguments.tokens };
     let seeds = arguments.seed..arguments.seed.saturating_add(arguments.seeds);
-    Ok(seeds.map(|seed| trace(preset, tokens, layers, seed, redraw)).collect())
+    Ok(seeds.map(|seed| trace(preset, tokens, layers, seed, changed)).collect())
+}
+
+fn redraw(what: RedrawArgument) -> Redraw {
+    match what {
+        RedrawArgument::Ranks => Redraw::Ranks,
+        RedrawArgument::All => Redraw::All,
+    }
 }
 
 fn file(arguments: &SimArguments) -> Result<Trace, String> {

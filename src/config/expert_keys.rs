@@ -4,6 +4,20 @@ use super::CacheSize;
 use super::experts::{ExpertsFrom, PolicyOrder, StateFile};
 use super::keys::Key;
 
+pub(super) const PROMPT_THREADS: Key = Key {
+    name: "prompt-threads",
+    default: "threads if set, else the host's -tb",
+    unit: "threads",
+    range: "1 to 1024",
+    effect: "Threads that compute experts in RAM in passes of more than one token (prompts, drafts that are checked, several slots at once), as -tb does for what the host computes; no more than threads may have. Long passes compute nothing in RAM.",
+    reason: "As -tb is -t unless it is set.",
+    test_only: false,
+    apply: |config, value| {
+        config.prompt_threads = Some(value.parse().ok().filter(|threads| (1..=1024).contains(threads)).ok_or(())?);
+        Ok(())
+    },
+};
+
 pub(super) const EXPERT_CACHE: Key = Key {
     name: "moe-expert-cache",
     default: "see cache",
@@ -130,7 +144,7 @@ pub(super) const UPLOAD_SHARE: Key = Key {
     default: "0.25",
     unit: "share",
     range: "above 0, to 1",
-    effect: "The part of the link's time that uploads may take, by the measured speed of the link and the measured time of a graph.",
+    effect: "The part of the link's time that uploads may take, by the measured speed of the link and the measured time of a graph. While slots are free, as after a prompt that borrowed memory of the cache, it is up to three times as much, three quarters at most.",
     reason: "Activations and results cross the same link, and a waiting one delays every layer.",
     test_only: false,
     apply: |config, value| {

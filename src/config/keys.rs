@@ -155,6 +155,7 @@ pub static KEYS: &[Key] = &[
         },
     },
     experts::EXPERTS_FROM,
+    experts::PROMPT_THREADS,
     experts::EXPERT_CACHE,
     experts::POLICY,
     experts::WINDOW,

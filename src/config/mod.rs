@@ -136,6 +136,8 @@ pub struct Config {
     pub lend: bool,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
+    /// The same in passes of several tokens; `None` is as `threads`.
+    pub prompt_threads: Option<u32>,
     /// What is learned, how uploads are bounded, who decides.
     pub experts: ExpertSettings,
     /// Where the counters can be read.
@@ -182,6 +184,7 @@ impl Default for Config {
             vram_budget_mb: None,
             lend: true,
             threads: None,
+            prompt_threads: None,
             experts: ExpertSettings::default(),
             socket: Socket::Auto,
             replay: None,

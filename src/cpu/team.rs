@@ -1,6 +1,7 @@
 //! The threads, and the jobs that they are given.
 //!
-//! Owns: threads named `ggml-moe-cpu-N`, joined when the team is dropped; a few places for jobs.
+//! Owns: threads named `ggml-moe-cpu-N`, joined when the team is dropped; a few places for jobs; how many of the threads work ([`use_threads`]), the
+//! others sleep.
 //! Invariants: a place has one owner, its [`Ticket`], from taking it until the ticket is gone; what the job points to is used only while
 //! the ticket lives. A panic in a task is caught, ends the job, and is told by the ticket.
 //! Threads: any thread may start jobs, several at once. The team's threads serve the places in turn; whoever waits for a job helps with it.
@@ -10,7 +11,7 @@
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -39,12 +40,16 @@ pub(crate) struct Options {
 /// Threads that compute experts in RAM.
 pub(crate) struct Team {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    options: Options,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Shared {
     places: [Place; PLACES],
     bell: Bell,
+    /// Threads that work, and the bell for the others.
+    working: AtomicUsize,
+    spare: Bell,
     spin: Duration,
 }
 
@@ -80,24 +85,46 @@ impl Team {
             work: SharedWork(UnsafeCell::new(Work::default())),
         });
         let spin = Duration::from_micros(options.spin_us.into());
-        let mut team = Self { shared: Arc::new(Shared { places, bell: Bell::new(), spin }), threads: Vec::new() };
-        let processors = if options.pin { threads::processors() } else { Vec::new() };
-        for index in 0..options.threads {
-            let shared = Arc::clone(&team.shared);
-            let processor = (!processors.is_empty()).then(|| processors[index % processors.len()]);
-            let builder = std::thread::Builder::new().name(format!("ggml-moe-cpu-{index}"));
-            // The threads so far are joined if this one cannot be made.
-            team.threads.push(builder.spawn(move || {
-                processor.into_iter().for_each(threads::pin_to);
-                shared.serve();
-            })?);
-        }
+        let working = AtomicUsize::new(options.threads);
+        let shared = Arc::new(Shared { places, bell: Bell::new(), working, spare: Bell::new(), spin });
+        let team = Self { shared, options, threads: Mutex::new(Vec::new()) };
+        team.grow(options.threads)?; // the threads so far are joined if one cannot be made
         Ok(team)
     }
 
-    /// Threads of its own.
+    /// Makes threads until there are so many.
+    fn grow(&self, count: usize) -> std::io::Result<()> {
+        let mut handles = self.threads.lock();
+        let processors = if self.options.pin { threads::processors() } else { Vec::new() };
+        for index in handles.len()..count {
+            let shared = Arc::clone(&self.shared);
+            let processor = (!processors.is_empty()).then(|| processors[index % processors.len()]);
+            let builder = std::thread::Builder::new().name(format!("ggml-moe-cpu-{index}"));
+            handles.push(builder.spawn(move || {
+                processor.into_iter().for_each(threads::pin_to);
+                shared.serve(index);
+            })?);
+        }
+        Ok(())
+    }
+
+    /// Threads of its own that work.
     pub(crate) fn threads(&self) -> usize {
-        self.threads.len()
+        self.shared.working.load(Ordering::Relaxed)
+    }
+
+    /// From the next job on so many threads work, made if need be. With fewer than there are the others sleep. Where the system gives no more,
+    /// those that there are work.
+    pub(crate) fn use_threads(&self, count: usize) {
+        if count == self.threads() {
+            return;
+        }
+        let _ = self.grow(count); // it works with what there is
+        let count = count.clamp(1, self.threads.lock().len().max(1));
+        let before = self.shared.working.swap(count, Ordering::Relaxed);
+        if count > before {
+            self.shared.spare.ring();
+        }
     }
 
     /// Starts a job and returns at once.
@@ -120,7 +147,7 @@ impl Team {
         // SAFETY: the place is ours and its last job has ended, so nobody else can take a task and look at the data.
         let work = unsafe { &mut *place.work.0.get() };
         // The caller helps, so there is one thread more than the team has.
-        let count = work.prepare(job, self.threads.len() + 1)?;
+        let count = work.prepare(job, self.threads() + 1)?;
         adjust(work);
         if let Some(count) = i32::try_from(count).ok().filter(|&count| count > 0) {
             place.tasks.publish(count);
@@ -130,10 +157,11 @@ impl Team {
     }
 }
 
+static TEAM: Mutex<Weak<Team>> = Mutex::new(Weak::new());
+
 /// The team of this process: the one that is there, or a new one. It lives as long as anybody holds it, and whoever comes later shares it
 /// as it is, whatever the options.
 pub(crate) fn shared(options: Options) -> std::io::Result<Arc<Team>> {
-    static TEAM: Mutex<Weak<Team>> = Mutex::new(Weak::new());
     let mut team = TEAM.lock();
     if let Some(team) = team.upgrade() {
         return Ok(team);
@@ -143,10 +171,18 @@ pub(crate) fn shared(options: Options) -> std::io::Result<Arc<Team>> {
     Ok(made)
 }
 
+/// As [`Team::use_threads`], for the team of this process, if there is one.
+pub(crate) fn use_threads(count: usize) {
+    if let Some(team) = TEAM.lock().upgrade() {
+        team.use_threads(count);
+    }
+}
+
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.bell.close();
-        for thread in self.threads.drain(..) {
+        self.shared.spare.close();
+        for thread in self.threads.get_mut().drain(..) {
             // A thread of the team catches what its tasks raise; there is nothing to tell here.
             let _ = thread.join();
         }
@@ -183,9 +219,16 @@ impl Drop for Ticket<'_> {
 
 impl Shared {
     /// The life of a thread of the team.
-    fn serve(&self) {
+    fn serve(&self, index: usize) {
         let mut turn = 0;
         loop {
+            let spare = self.spare.count();
+            if index >= self.working.load(Ordering::Relaxed) {
+                if !self.spare.wait(spare, Duration::ZERO) {
+                    return;
+                }
+                continue;
+            }
             let seen = self.bell.count();
             // The places in turn, beginning behind the one that was served last.
             let next = (0..PLACES).map(|step| (turn + step) % PLACES).find(|&place| self.places[place].tasks.any());

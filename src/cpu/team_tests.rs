@@ -218,6 +218,20 @@ fn places_are_given_back() {
     assert_eq!(nothing.by(&team, None, |ticket| assert!(ticket.is_done())), Ok(Vec::new()));
 }
 
+/// Fewer and more threads from job to job: results stay, and nobody is lost when the team ends.
+#[test]
+fn any_number_of_threads_may_work() {
+    let team = team(2);
+    let (job, expected) = (large(), large().expected());
+    for (count, threads) in [(1, 1), (5, 5), (2, 2), (0, 1), (3, 3), (5, 5)] {
+        team.use_threads(count);
+        assert_eq!(team.threads(), threads);
+        assert_eq!(job.by(&team, None, |_| ()).as_ref(), Ok(&expected), "{count} threads");
+    }
+    assert_eq!(team.threads.lock().len(), 5, "made once");
+    team.use_threads(1);
+}
+
 /// One team for all, as long as somebody holds it; then its threads are gone.
 #[test]
 fn the_process_has_one_team() {

@@ -28,8 +28,10 @@ pub(super) struct Experts {
     model_epoch: AtomicU64,
     /// The model for which no cache could be made.
     gave_up: AtomicU64,
-    /// Threads that the host was told to compute with.
+    /// Threads that the host was told to compute with: for the graph that comes, for one token, for several.
     threads: AtomicUsize,
+    threads_one: AtomicUsize,
+    threads_several: AtomicUsize,
     /// Backends that are open.
     backends: AtomicUsize,
     /// The ring for long passes.
@@ -46,6 +48,8 @@ impl Default for Experts {
             model_epoch: AtomicU64::new(1),
             gave_up: AtomicU64::new(0),
             threads: AtomicUsize::new(0),
+            threads_one: AtomicUsize::new(0),
+            threads_several: AtomicUsize::new(0),
             backends: AtomicUsize::new(0),
             ring: Held::default(),
         }
@@ -241,9 +245,39 @@ impl Device {
         self.experts.backends.load(Ordering::Relaxed) > 1
     }
 
-    /// The host said with how many threads it computes.
+    /// The host said with how many threads it computes the graph that comes: those of `-t` for one token, those of `-tb` for several.
     pub(crate) fn note_threads(&self, threads: usize) {
         self.experts.threads.store(threads, Ordering::Relaxed);
+    }
+
+    /// A graph of so many tokens comes: its threads are those that the host was told last.
+    pub(crate) fn begin_pass(&self, tokens: u32) {
+        let told = self.experts.threads.load(Ordering::Relaxed);
+        let own = if tokens > 1 { &self.experts.threads_several } else { &self.experts.threads_one };
+        own.store(told, Ordering::Relaxed);
+        team::use_threads(self.team_threads(tokens));
+    }
+
+    /// Threads that compute experts in RAM in graphs of so many tokens.
+    fn team_threads(&self, tokens: u32) -> usize {
+        threads::team_threads(self.wanted_threads(tokens).0.max(1), usize::from(self.is_gpu()))
+    }
+
+    /// What the user wants for such graphs, and how he said so.
+    fn wanted_threads(&self, tokens: u32) -> (usize, &'static str) {
+        let several = self.config.prompt_threads.filter(|_| tokens > 1).map(|threads| (threads, "prompt-threads="));
+        let set = several.or_else(|| self.config.threads.map(|threads| (threads, "threads=")));
+        if let Some((threads, why)) = set {
+            return (threads as usize, why);
+        }
+        let Experts { threads, threads_one, threads_several, .. } = &self.experts;
+        let mut told =
+            [(threads_one, "the host's -t"), (threads_several, "the host's -tb"), (threads, "the host's -t")];
+        if tokens > 1 {
+            told.swap(0, 1);
+        }
+        let known = told.into_iter().map(|(own, why)| (own.load(Ordering::Relaxed), why));
+        known.into_iter().find(|(threads, _)| *threads > 0).unwrap_or((1, "the host's -t"))
     }
 
     /// Where counters can be read.
@@ -253,25 +287,22 @@ impl Device {
 
     /// Why a team has so many threads.
     pub(crate) fn team_words(&self, threads: usize) -> String {
-        let (wanted, why) = match self.config.threads {
-            Some(threads) => (threads as usize, "threads="),
-            None => (self.experts.threads.load(Ordering::Relaxed).max(1), "the host's -t"),
-        };
+        let (wanted, why) = self.wanted_threads(1);
         let noun = if threads == 1 { "thread" } else { "threads" };
-        match threads {
+        let mut words = match threads {
             _ if threads != self.team_options().threads => format!("{threads} {noun} (shared with an earlier device)"),
             _ if threads == wanted => format!("{threads} {noun} ({why})"),
             _ => format!("{threads} {noun} ({why} is {wanted}, of which the processors allow no more)"),
+        };
+        let several = self.team_threads(2);
+        if several != self.team_threads(1) {
+            words.push_str(&format!(", {several} for passes of several tokens ({})", self.wanted_threads(2).1));
         }
+        words
     }
 
-    /// How the team that computes experts in RAM is made.
+    /// How the team that computes experts in RAM is made: for single tokens.
     pub(crate) fn team_options(&self) -> team::Options {
-        let host = self
-            .config
-            .threads
-            .map_or_else(|| self.experts.threads.load(Ordering::Relaxed), |threads| threads as usize);
-        let gpus = usize::from(self.is_gpu());
-        team::Options { threads: threads::team_threads(host.max(1), gpus), pin: false, spin_us: 200 }
+        team::Options { threads: self.team_threads(1), pin: false, spin_us: 200 }
     }
 }

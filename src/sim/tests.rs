@@ -160,6 +160,31 @@ fn a_list_by_heat_is_left_when_the_subject_changes() {
     assert!(after > before - 6.0, "{before} and {after}");
 }
 
+/// Fewer layers than a model has, a prompt that leaves half of the cache, and the uploads that PCIe x16 allows for so many layers.
+#[test]
+fn after_a_prompt_decoding_is_soon_what_it_was_without() {
+    for (name, redraw) in [("qwen3-30b", Some(Redraw::All)), ("gpt-oss", Some(Redraw::Ranks)), ("gemma4-26b", None)] {
+        let (before, tokens) = (256, 1024);
+        let trace = trace(preset(name), before + tokens + 512, 6, 11, redraw.map(|what| (before, what)));
+        let prompt = Prompt { before, tokens, left: 0.5, uploads_per_token: 4.0 };
+        for share in [0.2, 0.45] {
+            let slots = slots_per_layer(&trace, share);
+            let series = |told| prompt.replay(&trace, slots, &Settings::default(), told).unwrap();
+            let all = [Told::Decoded, Told::Nothing, Told::Tail].map(series);
+            let hits = |from: usize, to: usize| {
+                all.each_ref().map(|series| {
+                    let start = before + tokens;
+                    series.sum(start + from..start + to).hit_percent()
+                })
+            };
+            let (first, late) = (hits(0, 32), hits(256, 512));
+            println!("{name} {redraw:?} {share}: {first:.1?} {late:.1?}");
+            assert!(first[2] > first[1], "{name} at {share}: {first:?}");
+            assert!(late[2] > late[0] - 1.0, "{name} at {share}: {late:?}");
+        }
+    }
+}
+
 #[test]
 fn below_the_floor_hits_are_those_of_whole_layers() {
     let trace = trace(preset("qwen3-30b"), 64, 8, 1, None);

@@ -9,6 +9,7 @@
  *   MOE_HOST_KEEP   keep pointers to the weights and ids of expert products until a graph has run, as the Vulkan backend does; otherwise all
  *                   is copied when a graph is taken, as the CUDA backend does
  *   MOE_HOST_REACH  its memory is the host's, as that of integrated GPUs: the plugin lets its kernels write to host memory
+ *   MOE_HOST_PINNED it has a host buffer type, whose memory is committed when it is given out, as pinned memory is
  *   MOE_HOST_FINITE end the process when a product of experts is not a number
  *
  * What makes early or missing waits show: memory of hosts is read and written when a copy runs and not before; synchronous copies are
@@ -214,7 +215,36 @@ static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_
     return ggml_backend_buffer_init(buft, iface, memory, size);
 }
 
+static const char * pinned_name(ggml_backend_buffer_type_t buft) {
+    (void) buft;
+    return DEVICE "_Host";
+}
+
+static bool yes(ggml_backend_buffer_type_t buft) {
+    (void) buft;
+    return true;
+}
+
+static ggml_backend_buffer_t pinned_alloc(ggml_backend_buffer_type_t buft, size_t size) {
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+    if (buffer != NULL) {
+        memset(ggml_backend_buffer_get_base(buffer), 0, size);
+        buffer->buft = buft;
+    }
+    return buffer;
+}
+
+static struct ggml_backend_buffer_type pinned_type = {
+    .device = &late_device,
+    .iface = { .get_name = pinned_name, .alloc_buffer = pinned_alloc, .get_alignment = alignment, .is_host = yes },
+};
+
 /* The device and its reg. */
+
+static ggml_backend_buffer_type_t device_host_type(ggml_backend_dev_t dev) {
+    (void) dev;
+    return getenv("MOE_HOST_PINNED") != NULL ? &pinned_type : NULL;
+}
 
 static const char * device_name(ggml_backend_dev_t dev) {
     (void) dev;
@@ -326,7 +356,7 @@ __attribute__((constructor)) static void register_late(void) {
         .iface = {
             .get_name = device_name, .get_description = device_name, .get_memory = device_memory,
             .get_type = device_type, .get_props = device_props, .init_backend = device_init,
-            .get_buffer_type = device_buffer_type, .supports_op = supports_op, .supports_buft = supports_buft,
+            .get_buffer_type = device_buffer_type, .get_host_buffer_type = device_host_type, .supports_op = supports_op, .supports_buft = supports_buft,
             .event_new = event_new, .event_free = event_free, .event_synchronize = event_synchronize,
         },
     };

@@ -1,12 +1,12 @@
 //! Buffer types and buffers of the inner device, and the passports that its code accepts.
 
-use core::ffi::c_void;
+use core::ffi::{CStr, c_char, c_void};
 use core::ptr::NonNull;
 
 use super::super::exceptions;
 use super::super::gen_api3 as api3;
 use super::super::host::host;
-use super::super::layout::Words;
+use super::super::layout::{Words, field};
 use super::super::tensor::Tensor;
 use crate::gpu::Rows;
 
@@ -22,6 +22,19 @@ unsafe impl Sync for BufferType {}
 impl BufferType {
     pub(in crate::abi) fn as_ptr(&self) -> *mut api3::ggml_backend_buffer_type {
         self.0.as_ptr()
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> String {
+        type GetName = unsafe extern "C" fn(*mut api3::ggml_backend_buffer_type) -> *const c_char;
+        let layout = host().layout;
+        let Some(slot) = layout.buffer_type_slots.get_name else { return String::new() };
+        // SAFETY: a buffer type of the host's layout holds a function there, which every type has.
+        let function = unsafe { field::<Option<GetName>>(self.as_ptr().cast(), layout.buffer_type.iface + slot) };
+        // SAFETY: the type's own function, asked of the type.
+        let name = function.map_or(core::ptr::null(), |function| unsafe { function(self.as_ptr()) });
+        // SAFETY: names are C strings that live as long as the type.
+        if name.is_null() { String::new() } else { unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned() }
     }
 
     /// Alignment of tensors in bytes; at least 1.

@@ -150,9 +150,10 @@ impl Device {
         NonNull::new(unsafe { (host().api.ggml_backend_dev_buffer_type)(self.as_ptr()) }).map(BufferType)
     }
 
-    pub(in crate::abi) fn host_buffer_type(&self) -> *mut api3::ggml_backend_buffer_type {
+    /// The type of host memory that suits the device, if it has one.
+    pub(in crate::abi) fn host_buffer_type(&self) -> Option<BufferType> {
         // SAFETY: a valid device.
-        unsafe { (host().api.ggml_backend_dev_host_buffer_type)(self.as_ptr()) }
+        NonNull::new(unsafe { (host().api.ggml_backend_dev_host_buffer_type)(self.as_ptr()) }).map(BufferType)
     }
 
     /// Whether the device can run this node.

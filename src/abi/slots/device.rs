@@ -2,6 +2,7 @@
 
 use core::ffi::{c_char, c_void};
 use core::mem::offset_of;
+use std::sync::OnceLock;
 
 use super::super::boundary::{Slot, guard};
 use super::super::gen_api3 as api3;
@@ -21,6 +22,8 @@ pub(super) struct DeviceObject {
     default_type: *mut c_void,
     /// The expert buffer type (or none) and a terminating null.
     extra: Box<[*mut c_void; 2]>,
+    /// The host buffer type in front of the inner device's, once it was asked for; null where that has none.
+    host_type: OnceLock<usize>,
     pub(super) types: BufferTypes,
 }
 
@@ -37,6 +40,17 @@ impl Kind for DeviceObject {
 impl DeviceObject {
     pub(super) fn extra_types(&self) -> *mut *mut api3::ggml_backend_buffer_type {
         self.extra.as_ptr().cast_mut().cast()
+    }
+
+    fn host_type(&self) -> *mut api3::ggml_backend_buffer_type {
+        let own = || {
+            let Some(inner) = self.device.inner.host_buffer_type() else { return 0 };
+            if self.device.passes_through() {
+                return inner.as_ptr().expose_provenance();
+            }
+            buffer_type::make_host(self.device, inner, self.pointer).expose_provenance()
+        };
+        core::ptr::with_exposed_provenance_mut(*self.host_type.get_or_init(own))
     }
 }
 
@@ -56,7 +70,7 @@ pub(super) fn make(device: &'static Device, reg: *mut c_void) -> &'static Device
         experts: experts_type.map(|type_| BufferTypeKey(type_.addr())),
     };
     let extra = Box::new([experts_type.unwrap_or(core::ptr::null_mut()), core::ptr::null_mut()]);
-    let context = handle::new(DeviceObject { device, pointer, default_type, extra, types });
+    let context = handle::new(DeviceObject { device, pointer, default_type, extra, host_type: OnceLock::new(), types });
     let mut words = Words::zeroed(shape.size);
     put!(words, shape, slots.get_name, get_name);
     put!(words, shape, slots.get_description, get_description);
@@ -207,7 +221,7 @@ unsafe extern "C" fn get_host_buffer_type(dev: *mut api3::ggml_backend_device) -
         Slot::DeviceGetHostBufferType,
         core::ptr::null_mut,
         // SAFETY: as in `get_name`.
-        || unsafe { of(dev) }.map(|object| object.device.inner.host_buffer_type()),
+        || unsafe { of(dev) }.map(DeviceObject::host_type),
     )
 }
 

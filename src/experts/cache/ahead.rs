@@ -220,11 +220,13 @@ impl Cache {
         let &Operands { group, down, input, used, tokens, row, rows, .. } = operands;
         let pairs = used * tokens;
         let place = self.lane.arrivals(run.number);
+        let early_bytes = self.load_early(run.device)?;
         let begin = Instant::now();
         self.arrive(run.inner, place, pairs);
         let wait_ns = since_ns(begin);
         // What the device did before this part is done.
-        let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, wait_ns, ..Outcome::default() };
+        let upload_bytes = early_bytes + self.idle(run.device)?;
+        let mut outcome = Outcome { upload_bytes, wait_ns, ..Outcome::default() };
         let experts = self.policy.shape().groups()[group.0 as usize].experts;
         let mut chosen = Vec::with_capacity(pairs);
         let mut missed = Vec::new();

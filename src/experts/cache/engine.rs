@@ -114,6 +114,7 @@ impl Cache {
         unsafe {
             run.inner.read_async(memory(input)?, input.data(), self.lane.inputs().cast(), input.bytes());
         }
+        let early_bytes = self.load_early(run.device)?;
         let waits = Instant::now();
         run.inner.synchronize();
         let wait_ns = since_ns(waits);
@@ -121,7 +122,8 @@ impl Cache {
             self.lane.poison_results();
         }
         retired.clear();
-        let mut outcome = Outcome { upload_bytes: self.idle(run.device)?, wait_ns, ..Outcome::default() };
+        let upload_bytes = early_bytes + self.idle(run.device)?;
+        let mut outcome = Outcome { upload_bytes, wait_ns, ..Outcome::default() };
 
         let experts = self.read_ids(group, ids, used, tokens)?;
         self.policy.note_use(group, experts.iter().copied());

@@ -24,6 +24,7 @@ mod report;
 mod resize;
 mod room;
 mod steering;
+mod tail;
 pub(crate) mod uploads;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -61,6 +62,9 @@ pub(crate) const MOST_TOKENS: i64 = 8;
 pub(crate) const MOST_MIDDLE_TOKENS: i64 = 32;
 /// Blocks loaded in one step while there is room.
 const PRELOAD_PER_STEP: usize = 24;
+/// With each block of a graph this part of the uploads that wait begins, and at least so many bytes.
+const WAITING_PART: usize = 8;
+const LEAST_BYTES: u64 = 16 << 20;
 /// Elements of a row that device kernels may read behind the last one.
 const ROW_PADDING: i64 = 512;
 
@@ -102,10 +106,12 @@ pub(crate) struct Cache {
     policy: Policy,
     residency: Residency,
     uploads: VecDeque<Upload>,
-    /// Admitted blocks that wait for a slot: who leaves is still read by the graph that runs.
+    /// Admitted blocks that wait for the next graph, or for a slot: who leaves is still read by the graph that runs.
     waiting: VecDeque<Block>,
     /// Blocks that have a slot and are loaded when a long pass comes to them.
     on_the_way: Vec<(Block, u32)>,
+    /// What passes ended with, until it was looked at.
+    tail: Option<tail::Tail>,
     /// The graph that ran last; it is done when the stream was waited for.
     reader: Option<Reader>,
     lane: Lane,
@@ -277,6 +283,7 @@ impl Cache {
             uploads: VecDeque::new(),
             waiting: VecDeque::new(),
             on_the_way: Vec::new(),
+            tail: None,
             reader: None,
             lane,
             team,
@@ -359,19 +366,37 @@ impl Cache {
         Ok(reader)
     }
 
-    /// The stream was waited for: the graph before is done, and what it alone still read can be written over.
+    /// The stream was waited for: the graph before is done, and what it alone still read can be written over. Returns the bytes whose upload
+    /// began.
     fn idle(&mut self, device: &Device) -> Result<u64, BufferError> {
-        match self.reader.take() {
-            Some(reader) => self.residency.finish(reader),
-            None => return Ok(0),
-        }
+        let Some(reader) = self.reader.take() else { return Ok(0) };
+        self.residency.finish(reader);
         self.poison_free(device)?;
-        let mut bytes = 0;
+        // In a graph of few blocks there is no other time.
+        if self.groups.len() < WAITING_PART { self.load_waiting(device, false) } else { Ok(0) }
+    }
+
+    /// The device is on its way to a block's ids, the graph before is done: meanwhile some of the uploads that wait begin. Returns the bytes.
+    fn load_early(&mut self, device: &Device) -> Result<u64, BufferError> {
+        if self.reader.is_some() { Ok(0) } else { self.load_waiting(device, false) }
+    }
+
+    /// Begins some of the uploads that wait, or all. Called while a graph runs, so that what the host copies for the next one is
+    /// not behind them. Returns the bytes.
+    fn load_waiting(&mut self, device: &Device, all: bool) -> Result<u64, BufferError> {
+        if self.waiting.is_empty() {
+            return Ok(0);
+        }
+        let least = if all { self.waiting.len() } else { self.waiting.len().div_ceil(WAITING_PART) };
         let timing = self.time_uploads(device, self.waiting.iter().copied())?;
+        let (mut bytes, mut begun) = (0, 0);
         for _ in 0..self.waiting.len() {
+            if begun >= least && bytes >= LEAST_BYTES {
+                break;
+            }
             let Some(block) = self.waiting.pop_front() else { break };
             match self.residency.load(block) {
-                Ok(slot) => bytes += self.upload(device, block, slot.0)?,
+                Ok(slot) => (bytes, begun) = (bytes + self.upload(device, block, slot.0)?, begun + 1),
                 Err(LoadError::NoSlot | LoadError::Leaving) => self.waiting.push_back(block),
                 Err(LoadError::Present) => {}
             }
@@ -380,34 +405,31 @@ impl Cache {
         Ok(bytes)
     }
 
-    /// A graph of so many tokens was handed to the device: chooses what to load next, and begins.
-    pub(crate) fn end(&mut self, device: &Device, reader: Reader, tokens: u32) -> Result<u64, BufferError> {
+    /// A graph of so many tokens was handed to the device: chooses what to load next.
+    pub(crate) fn end(&mut self, reader: Reader, tokens: u32) -> u64 {
         self.reader = Some(reader);
         if let Some(replay) = &mut self.replay {
             replay.token = (replay.token + tokens as usize) % REPLAY_TOKENS;
         }
+        self.choose(tokens);
+        self.end_step(tokens);
+        std::mem::take(&mut self.uncounted_bytes)
+    }
+
+    /// Chooses what to load next. It waits for the next graph.
+    fn choose(&mut self, tokens: u32) {
         let mut admissions: Vec<Admission> = self.policy.end_of_step(tokens).to_vec();
         if self.uploads.len() + self.waiting.len() < 2 * PRELOAD_PER_STEP {
             admissions.extend_from_slice(self.policy.preload(PRELOAD_PER_STEP));
         }
-        let mut bytes = std::mem::take(&mut self.uncounted_bytes);
-        self.end_step(tokens);
-        let timing = self.time_uploads(device, admissions.iter().map(|admission| admission.block))?;
-        let before = bytes;
         for admission in admissions {
             if let Some(evicted) = admission.evicts {
                 self.residency.leave(evicted);
                 self.changed.push(evicted);
                 self.moved.evictions += 1;
             }
-            match self.residency.load(admission.block) {
-                Ok(slot) => bytes += self.upload(device, admission.block, slot.0)?,
-                Err(LoadError::NoSlot | LoadError::Leaving) => self.waiting.push_back(admission.block),
-                Err(LoadError::Present) => {}
-            }
+            self.waiting.push_back(admission.block);
         }
-        self.stop_timing(device, timing, bytes - before)?;
-        Ok(bytes)
     }
 
     fn upload(&mut self, device: &Device, block: Block, slot: u32) -> Result<u64, BufferError> {

@@ -50,9 +50,14 @@ impl Cache {
     }
 
     /// A long pass begins: chooses what is loaded on its way, as far as there is room.
+    /// What the driver does in a pass is ordered behind the graphs before it.
     pub(crate) fn begin_pass(&mut self) {
-        let blocks: Vec<Block> = self.policy.fill().iter().map(|admission| admission.block).collect();
-        for block in blocks {
+        if let Some(reader) = self.reader.take() {
+            self.residency.finish(reader);
+        }
+        let waiting: Vec<Block> = self.waiting.drain(..).collect();
+        let fill = self.policy.fill().iter().map(|admission| admission.block);
+        for block in waiting.into_iter().chain(fill) {
             match self.residency.load(block) {
                 Ok(slot) => self.on_the_way.push((block, slot.0)),
                 Err(LoadError::NoSlot | LoadError::Leaving) => self.waiting.push_back(block),
@@ -72,6 +77,7 @@ impl Cache {
 
     /// The pass was handed on: loads what lay on nobody's way.
     pub(crate) fn end_pass(&mut self, device: &Device) -> Result<u64, BufferError> {
+        self.close_tail();
         let rest = std::mem::take(&mut self.on_the_way);
         self.load_all(device, rest)
     }

@@ -83,7 +83,7 @@ impl Cache {
         let Some(patience) = device.expert_settings().upload_patience() else { return Ok(()) };
         // The graph before still reads the slots that are written next.
         inner.synchronize();
-        self.uncounted_bytes += self.idle(device)?;
+        self.uncounted_bytes += self.idle(device)? + self.load_waiting(device, true)?;
         let overdue = self.uploads.iter().rev().find(|upload| is_overdue(upload.graph, self.graph, patience));
         if let Some(upload) = overdue {
             let all = patience == 0;

@@ -19,8 +19,10 @@ mod expectation;
 mod governor;
 mod layers;
 mod offer;
+mod prompt;
 mod ranking;
 mod regime;
+mod room;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -30,6 +32,7 @@ pub use budget::Rates;
 pub use expectation::{Expectation, Ground, expected_hits};
 pub use governor::{Governor, GovernorSettings, Mode, Reason, Verdict};
 pub use layers::whole_layers;
+pub use prompt::PromptTail;
 pub use regime::Regime;
 pub use settings::{Admission, Pool, Settings, Tally};
 
@@ -81,7 +84,10 @@ pub struct Policy {
     loading: Vec<bool>,
     /// Blocks that stock mode wants.
     wanted: Vec<bool>,
+    /// What is loaded while there is room, the best first, and how far that went.
     preload: (Vec<Block>, usize),
+    /// Tokens since that list was made.
+    preload_age: u32,
     tally: Tally,
     /// The pool that was first to spend the budget.
     turn: u16,
@@ -128,6 +134,7 @@ impl Policy {
             loading: vec![false; blocks],
             wanted: vec![false; blocks],
             preload: (heat.hottest(), 0),
+            preload_age: 0,
             mode: Mode::Cache,
             tally: Tally::default(),
             turn: 0,
@@ -158,24 +165,39 @@ impl Policy {
         }
         for expert in experts {
             let Some(block) = self.shape.block(group, expert) else { continue };
-            let row = self.ranking.row(block);
-            let pool = row / 2;
-            let found = self.found(block);
-            let heat = self.heat_level(block);
-            let counts = self.ranking.record_mut(block);
-            let score = counts.score();
-            if !self.window.add(block, counts) {
-                continue;
-            }
-            self.heat.add(block);
-            let hot = self.heat_level(block);
-            let comparison = &mut self.pools[usize::from(pool)].comparison;
-            comparison.ask(score, heat, found);
-            comparison.shift_score(score, score + 2);
-            comparison.shift_heat(heat, hot);
-            if self.pools[usize::from(pool)].order != Order::Layers {
-                self.ranking.place(block, row, self.level(block), End::Back);
-            }
+            let (found, heat) = (self.found(block), self.heat_level(block));
+            let Some(score) = self.add_to_window(block) else { continue };
+            self.pools[usize::from(self.ranking.row(block) / 2)].comparison.ask(score, heat, found);
+            self.add_to_heat(block);
+            self.place_anew(block);
+        }
+    }
+
+    /// A use in the open step; its score before. `None` if it is not the first of the step.
+    fn add_to_window(&mut self, block: Block) -> Option<u16> {
+        let counts = self.ranking.record_mut(block);
+        let score = counts.score();
+        if !self.window.add(block, counts) {
+            return None;
+        }
+        let pool = self.ranking.row(block) / 2;
+        self.pools[usize::from(pool)].comparison.shift_score(score, score + 2);
+        Some(score)
+    }
+
+    fn add_to_heat(&mut self, block: Block) {
+        let before = self.heat_level(block);
+        self.heat.add(block);
+        let pool = self.ranking.row(block) / 2;
+        let after = self.heat_level(block);
+        self.pools[usize::from(pool)].comparison.shift_heat(before, after);
+    }
+
+    /// Its score or heat changed.
+    fn place_anew(&mut self, block: Block) {
+        let row = self.ranking.row(block);
+        if self.order(row / 2) != Order::Layers {
+            self.ranking.place(block, row, self.level(block), End::Back);
         }
     }
 
@@ -183,6 +205,7 @@ impl Policy {
     /// [`Policy::failed`].
     pub fn end_of_step(&mut self, tokens: u32) -> &[Admission] {
         self.close_window(tokens);
+        self.preload_age = self.preload_age.saturating_add(tokens);
         if self.heat.advance(tokens) {
             self.recount_heat();
         }
@@ -194,52 +217,11 @@ impl Policy {
         self.turn = (self.turn + 1) % pools.max(1);
         for pool in (self.turn..pools).chain(0..self.turn) {
             while let Some(admission) = self.next_admission(pool) {
-                if !self.budget.take(self.pools[usize::from(pool)].pool.block_bytes) {
+                let (bytes, into_room) = (self.pools[usize::from(pool)].pool.block_bytes, admission.evicts.is_none());
+                if !self.budget.take(bytes, into_room) {
                     return &self.out;
                 }
                 self.carry_out(pool, admission);
-            }
-        }
-        &self.out
-    }
-
-    /// Up to `limit` blocks to upload in the background while there is room: the hottest of earlier runs first, or the layers of
-    /// stock mode.
-    pub fn preload(&mut self, limit: usize) -> &[Admission] {
-        self.out.clear();
-        for pool in self.pool_numbers() {
-            while self.order(pool) == Order::Layers && self.out.len() < limit && self.has_room(pool) {
-                let Some(admission) = self.next_admission(pool) else { break };
-                self.carry_out(pool, admission);
-            }
-        }
-        while self.out.len() < limit {
-            let Some(&block) = self.preload.0.get(self.preload.1) else { break };
-            self.preload.1 += 1;
-            let pool = self.pool_of[block.index()];
-            let absent = self.ranking.row(block) == absent_row(pool);
-            if absent && self.order(pool) != Order::Layers && self.has_room(pool) {
-                self.carry_out(pool, Admission { block, evicts: None });
-            }
-        }
-        &self.out
-    }
-
-    /// All blocks pass by: takes as many as there is room for, the hottest of earlier runs first, then evenly over the layers.
-    pub fn fill(&mut self) -> &[Admission] {
-        self.preload(usize::MAX);
-        let groups = self.shape.groups();
-        let most = groups.iter().map(|group| group.experts).max().unwrap_or(0);
-        let numbers = || 0..u32::try_from(groups.len()).unwrap_or(u32::MAX);
-        let order: Vec<Block> = (0..most)
-            .flat_map(|expert| numbers().map(move |group| (GroupId(group), expert)))
-            .filter_map(|(group, expert)| self.shape.block(group, expert))
-            .collect();
-        for block in order {
-            let pool = self.pool_of[block.index()];
-            let absent = self.ranking.row(block) == absent_row(pool);
-            if absent && self.order(pool) != Order::Layers && self.has_room(pool) {
-                self.carry_out(pool, Admission { block, evicts: None });
             }
         }
         &self.out
@@ -268,6 +250,7 @@ impl Policy {
             self.ranking.place(block, absent_row(pool), self.ranking.level(block), End::Back);
             self.left.push(block);
         }
+        self.preload.1 = 0; // what was passed over may have room, and what was there may be gone
         self.reorder();
         &self.left
     }
