@@ -60,7 +60,7 @@ impl Tail {
     fn new(device: &Device, groups: usize, stride: usize) -> Option<Self> {
         let tokens = (MOST_BYTES / groups.checked_mul(stride).filter(|bytes| *bytes > 0)?).min(MOST_TOKENS);
         let host = HostMemory::map(groups * stride * tokens).ok()?;
-        host.fill(host.address(), 0xff, host.bytes());
+        host.fill(host.address(), 0xff, host.bytes()).ok()?;
         let registration = host.range(host.address(), host.bytes()).and_then(|range| {
             // SAFETY: the registration is dropped before the memory, which stays mapped until then.
             unsafe { device.driver().register(range) }.ok()
