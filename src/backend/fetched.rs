@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use super::streamed::{Pass, streamed};
+use super::streamed::{Pass, brought};
 use super::{Backend, BackendError, Planned, State};
 use crate::abi::graph::Graph;
 use crate::abi::inner::Status;
@@ -123,7 +123,7 @@ impl Backend {
         let depth = pass.ring.depth();
         let (mut number, mut block) = (0, 0);
         for step in &planned.plan.steps {
-            let Some((_, products)) = streamed(step) else {
+            let Some((_, products)) = brought(nodes, step) else {
                 let status = self.run_step(state, graph, nodes, step)?;
                 if status != Status::SUCCESS {
                     return Ok(status);
