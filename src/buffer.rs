@@ -32,7 +32,10 @@ enum Storage {
     /// Memory of the inner device that comes and goes, once the buffer is known to hold intermediate results.
     Lent(Arc<Lent>),
     // The pinner is dropped first: it waits for its thread, which uses the memory.
-    Host { pinner: Pinner, memory: Arc<HostMemory> },
+    Host {
+        pinner: Pinner,
+        memory: Arc<HostMemory>,
+    },
 }
 
 /// Memory of the inner device that is counted.

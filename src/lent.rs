@@ -83,7 +83,10 @@ impl Lent {
         let mut state = self.state.lock();
         self.keep(&mut state, Ranges::default())?;
         let mib = self.memory.bytes() >> 20;
-        log::debug(&format!("{}: {mib} MiB of compute memory come with the graphs that touch them", self.device.label()));
+        log::debug(&format!(
+            "{}: {mib} MiB of compute memory come with the graphs that touch them",
+            self.device.label()
+        ));
         Ok(())
     }
 

@@ -74,10 +74,12 @@ fn bytes_of(device: &Device, nodes: &[Tensor<'_>], products: &[usize]) -> usize 
 impl Backend {
     /// Takes and gives what a graph needs beside the host's buffers, before it has the cache: what it takes then, the cache could not give.
     pub(super) fn make_ready(&self, state: &mut State, planned: &Planned) {
-        if !planned.is_streamed && !planned.blocks.is_empty() && self.device.has_ring() {
+        let is_small = !planned.is_streamed && !planned.blocks.is_empty();
+        if is_small && (self.device.has_ring() || state.plain.is_lent()) {
             // A long pass is over: its memory goes back.
             self.inner.synchronize();
-            state.counters.returned_bytes += self.device.drop_ring() + state.plain.release();
+            let scratch = if state.plain.is_lent() { state.plain.release() } else { 0 };
+            state.counters.returned_bytes += self.device.drop_ring() + scratch;
         }
         state.plain.reserve(self.device, &self.inner, planned.scratch_bytes, planned.is_streamed);
     }

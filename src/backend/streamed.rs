@@ -33,7 +33,11 @@ impl Backend {
         });
         let blocks: Vec<Brought<'_>> = blocks.collect::<Option<_>>()?;
         let bytes = blocks.iter().map(Brought::bytes).max()?;
+        let had = self.device.has_ring();
         let mut ring = self.device.take_ring(bytes)?;
+        if !had {
+            state.counters.lent_bytes += (Ring::DEPTH * ring.bytes()) as u64;
+        }
         let mut cache = if planned.all.is_empty() { None } else { self.take_cache_for(nodes, &planned.all) };
         let outcome = self.run_brought(state, graph, nodes, planned, (&mut ring, &blocks, cache.as_mut()));
         let good = matches!(outcome, Ok(Status::SUCCESS));
