@@ -90,6 +90,11 @@ impl Lent {
         Ok(())
     }
 
+    /// Whether memory comes and goes; asked without consequences.
+    pub(crate) fn comes_and_goes(&self) -> bool {
+        self.phase.load(Ordering::Acquire) == ON_DEMAND
+    }
+
     fn is_on_demand(&self) -> bool {
         match self.phase.load(Ordering::Acquire) {
             ON_DEMAND => true,

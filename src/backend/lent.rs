@@ -40,7 +40,7 @@ impl PartialEq for In<'_> {
 pub(super) fn touches<'a>(nodes: &[Tensor<'a>]) -> Vec<Touch> {
     let span = |tensor: Tensor<'a>| {
         let buffer = tensor.our_buffer()?;
-        let lent = buffer.lent()?;
+        let lent = buffer.lent().filter(|lent| lent.comes_and_goes())?; // not weights, nor a cache of keys and values
         let (base, end) = (lent.memory().base(), lent.memory().base() + lent.memory().bytes());
         let bytes = alloc_size(buffer.device(), Role::Default, tensor).max(tensor.bytes());
         let start = tensor.data().clamp(base, end) - base;

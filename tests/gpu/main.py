@@ -15,6 +15,7 @@ import cache
 import correctness
 import faults
 import host
+import lending
 import memory
 import server
 import shapes
@@ -33,6 +34,7 @@ STEPS = [
     ("contexts", server.draft, "beside"),
     ("quality", cache.quality, "beside"),
     ("budget", memory.budget, "beside"),
+    ("lend-equal", lending.equal, "beside"),
     ("graphs", correctness.graphs, "beside"),
     ("sanitizer", correctness.sanitizer, "beside"),
     ("faults", faults.missing_pieces, "beside"),
@@ -44,13 +46,14 @@ STEPS = [
     ("conditions", cache.conditions, "alone"),
     ("prompt", cache.prompt, "alone"),
     ("memory", memory.foreign, "alone"),
+    ("lending", lending.server, "alone"),
     ("exhausted", faults.exhausted, "alone"),
     ("ncmoe", speed.stock_cpu_experts, "alone"),
     ("shapes", shapes.other_shapes, "alone"),
     ("endurance", shapes.endurance, "alone"),
     ("bench", bench.command, "named"),
 ]
-NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "prompt", "memory", "exhausted", "ncmoe", "bench"}
+NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "prompt", "memory", "lending", "exhausted", "ncmoe", "bench"}
 BESIDE_SECONDS = 240  # the most that the steps beside each other get together, so that what is measured has its time
 RAM_GIB = 26  # touched ahead of measuring: the plugin's copy of the experts and its pinned staging
 
