@@ -83,8 +83,16 @@ impl Lent {
         let mut state = self.state.lock();
         self.keep(&mut state, Ranges::default())?;
         let mib = self.memory.bytes() >> 20;
-        log::debug(&format!("{}: {mib} MiB of compute memory come with the graphs that touch them", self.device.label()));
+        log::debug(&format!(
+            "{}: {mib} MiB of compute memory come with the graphs that touch them",
+            self.device.label()
+        ));
         Ok(())
+    }
+
+    /// Whether memory comes and goes; asked without consequences.
+    pub(crate) fn comes_and_goes(&self) -> bool {
+        self.phase.load(Ordering::Acquire) == ON_DEMAND
     }
 
     fn is_on_demand(&self) -> bool {

@@ -40,7 +40,7 @@ impl PartialEq for In<'_> {
 pub(super) fn touches<'a>(nodes: &[Tensor<'a>]) -> Vec<Touch> {
     let span = |tensor: Tensor<'a>| {
         let buffer = tensor.our_buffer()?;
-        let lent = buffer.lent()?;
+        let lent = buffer.lent().filter(|lent| lent.comes_and_goes())?; // not weights, nor a cache of keys and values
         let (base, end) = (lent.memory().base(), lent.memory().base() + lent.memory().bytes());
         let bytes = alloc_size(buffer.device(), Role::Default, tensor).max(tensor.bytes());
         let start = tensor.data().clamp(base, end) - base;
@@ -74,10 +74,14 @@ fn bytes_of(device: &Device, nodes: &[Tensor<'_>], products: &[usize]) -> usize 
 impl Backend {
     /// Takes and gives what a graph needs beside the host's buffers, before it has the cache: what it takes then, the cache could not give.
     pub(super) fn make_ready(&self, state: &mut State, planned: &Planned) {
-        if !planned.is_streamed && !planned.blocks.is_empty() && self.device.ring_is_idle() {
+        let is_small = !planned.is_streamed && !planned.blocks.is_empty();
+        let ring_is_idle = is_small && self.device.ring_is_idle();
+        if ring_is_idle || is_small && state.plain.is_lent() {
             // No long pass came for a while: its memory goes back.
             self.inner.synchronize();
-            state.counters.returned_bytes += self.device.drop_ring() + state.plain.release();
+            let scratch = if state.plain.is_lent() { state.plain.release() } else { 0 };
+            let ring = if ring_is_idle { self.device.drop_ring() } else { 0 };
+            state.counters.returned_bytes += ring + scratch;
         }
         state.plain.reserve(self.device, &self.inner, planned.scratch_bytes, planned.is_streamed);
     }

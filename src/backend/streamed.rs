@@ -46,11 +46,15 @@ impl Backend {
         let steps: Vec<Option<Block<'_>>> = planned.plan.steps.iter().map(|step| brought(nodes, step)).collect();
         let is_brought = steps.iter().map(Option::is_some).collect();
         let blocks: Vec<Block<'_>> = steps.into_iter().flatten().collect();
+        let had = self.device.has_ring();
         let mut ring = self.device.take_ring(stage::needs(self.device, nodes, &blocks)?)?;
         let Some(parts) = stage::brought(self.device, nodes, &blocks, ring.shape().unit) else {
             self.device.put_ring(ring);
             return None;
         };
+        if !had {
+            state.counters.lent_bytes += (ring.depth() * ring.shape().bytes) as u64;
+        }
         let mut cache = if planned.all.is_empty() { None } else { self.take_cache_for(nodes, &planned.all) };
         let tokens =
             blocks.first().and_then(|(_, products)| nodes[*products.first()?].source(2)).map(|ids| ids.ne()[1]);

@@ -291,7 +291,8 @@ impl Device {
         };
         let cap = if cache.is_elastic() { cap.min(cache.most_bytes()) } else { cap };
         let may = self.limits().arena(self.figures(self.inner.memory().0)).min(cap.max(arena));
-        let change = self.budget.control.lock().look(now, arena, may, self.budget.account.lent());
+        let lent = self.budget.account.lent().min(cap.max(arena).saturating_sub(may));
+        let change = self.budget.control.lock().look(now, arena, may, lent);
         match change {
             None => Some(cache),
             Some(Change::Shrink(to, _)) => {
@@ -354,7 +355,10 @@ impl Device {
             control.target()
         };
         let lends = self.budget.lends.load(Ordering::Relaxed);
-        if (target > arena || lends) && cache.is_elastic() && self.budget.now_ms() >= self.budget.full_ms.load(Ordering::Relaxed) {
+        if (target > arena || lends)
+            && cache.is_elastic()
+            && self.budget.now_ms() >= self.budget.full_ms.load(Ordering::Relaxed)
+        {
             self.grow(&mut cache, target);
         }
         Some(cache)

@@ -55,6 +55,8 @@ pub(crate) struct Prepared<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct PlainPath {
     scratch: Option<Box<dyn Memory>>,
+    /// Whether the scratch goes back after a long pass.
+    lent: bool,
     // What the inner stream may still look at.
     retired: Vec<Retired>,
 }
@@ -156,7 +158,7 @@ impl PlainPath {
             self.scratch = None;
         }
         let memory = if lent { Buffer::lent_memory(device, bytes) } else { Buffer::device_memory(device, bytes) };
-        self.scratch = memory.ok();
+        (self.scratch, self.lent) = (memory.ok(), lent);
     }
 
     /// Bytes of a scratch for these products.
@@ -171,8 +173,14 @@ impl PlainPath {
         })
     }
 
+    /// Whether the scratch was taken for a long pass.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.lent
+    }
+
     /// Gives the scratch back, of which nobody reads any more; returns its bytes.
     pub(crate) fn release(&mut self) -> u64 {
+        self.lent = false;
         self.scratch.take().map_or(0, |scratch| scratch.bytes() as u64)
     }
 

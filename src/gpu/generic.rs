@@ -17,6 +17,12 @@ pub(crate) struct Generic {
 }
 
 impl Generic {
+    /// Pages of the host, for a device that computes in any memory of the host.
+    pub(super) fn sparse_in_host_memory(&self, bytes: usize) -> Result<Box<dyn Sparse>, DriverError> {
+        let passport = self.buffer_type.alloc(1).ok_or(DriverError::OutOfMemory)?;
+        Ok(Box::new(CpuSparse { passport, pages: SparsePages::new(bytes)? }))
+    }
+
     /// A driver over the inner device's buffer type.
     pub(crate) fn new(buffer_type: inner::BufferType, is_cpu: bool) -> Self {
         Self { buffer_type, is_cpu }
@@ -65,9 +71,9 @@ impl Elastic for CpuPages {
 /// Memory of ggml's CPU backend behind parts of its addresses.
 #[derive(Debug)]
 struct CpuSparse {
-    pages: SparsePages,
-    /// As in [`CpuPages`].
+    /// As in [`CpuPages`]. Dropped first: a device that is late waits for its work then.
     passport: inner::Buffer,
+    pages: SparsePages,
 }
 
 impl Memory for CpuSparse {
@@ -140,8 +146,7 @@ impl Driver for Generic {
         if !self.is_cpu {
             return Err(DriverError::Unsupported("ggml's interface gives memory of one size"));
         }
-        let passport = self.buffer_type.alloc(1).ok_or(DriverError::OutOfMemory)?;
-        Ok(Box::new(CpuSparse { pages: SparsePages::new(bytes)?, passport }))
+        self.sparse_in_host_memory(bytes)
     }
 
     fn fill(&self, target: Place<'_>, value: u8, bytes: usize) -> Result<(), DriverError> {

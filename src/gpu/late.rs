@@ -279,7 +279,8 @@ impl Driver for Late {
     }
 
     fn sparse(&self, bytes: usize) -> Result<Box<dyn Sparse>, DriverError> {
-        let memory = self.generic.sparse(bytes)?;
+        // Late devices are those of the tests, which compute in memory of the host.
+        let memory = self.generic.sparse_in_host_memory(bytes)?;
         Ok(Box::new(LateSparse { memory, queue: Arc::clone(&self.queue) }))
     }
 

@@ -73,7 +73,9 @@ impl<H> Pieces<H> {
 fn cut(ranges: &Ranges) -> Vec<Range<usize>> {
     ranges
         .iter()
-        .flat_map(|run| run.clone().step_by(LARGEST).map(move |start| start..run.end.min(start.saturating_add(LARGEST))))
+        .flat_map(|run| {
+            run.clone().step_by(LARGEST).map(move |start| start..run.end.min(start.saturating_add(LARGEST)))
+        })
         .collect()
 }
 
@@ -153,7 +155,8 @@ mod tests {
     fn long_runs_are_few_pieces_around_what_is_there() {
         let mut pieces = Pieces::default();
         pieces.add(Piece { range: 10 * UNIT..11 * UNIT, handle: 1 });
-        let sizes: Vec<usize> = pieces.missing(&Ranges::from(0..100 * UNIT)).iter().map(|range| range.len() / UNIT).collect();
+        let sizes: Vec<usize> =
+            pieces.missing(&Ranges::from(0..100 * UNIT)).iter().map(|range| range.len() / UNIT).collect();
         assert_eq!(sizes, [10, 32, 32, 25]);
         let mut mapped = Pieces::default();
         mapped.add(Piece { range: 0..32 * UNIT, handle: 7 });

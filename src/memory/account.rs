@@ -209,7 +209,10 @@ impl Limits {
     /// What is promised counts as taken, whether a long pass has it now or the arena.
     pub fn reported(&self, figures: Figures, promised: usize, total: usize) -> (usize, usize) {
         let free = usize::try_from(self.open(figures).max(0)).unwrap_or(usize::MAX);
-        (free.saturating_add(figures.arena).saturating_sub(promised), self.budget.map_or(total, |budget| budget.min(total)))
+        (
+            free.saturating_add(figures.arena).saturating_sub(promised),
+            self.budget.map_or(total, |budget| budget.min(total)),
+        )
     }
 }
 

@@ -131,7 +131,11 @@ mod tests {
         assert_eq!(control.look(12_000, 400, 700, 0), None);
         assert_eq!(control.look(13_000, 400, 900, 0), None);
         assert_eq!(control.look(13_100, 400, 900, 0), Some(Change::Grow(700, Why::Surplus)), "the least that stood");
-        assert_eq!(control.look(13_200, 500, 410, 0), Some(Change::Shrink(410, Why::Reserve)), "on its way it is stopped");
+        assert_eq!(
+            control.look(13_200, 500, 410, 0),
+            Some(Change::Shrink(410, Why::Reserve)),
+            "on its way it is stopped"
+        );
         assert_eq!(control.target(), 410);
     }
 
@@ -147,7 +151,11 @@ mod tests {
         let mut control = Control::default();
         control.begin(1000, false);
         control.note_tokens(64);
-        assert_eq!(control.look(0, 250, 300, 700), Some(Change::Grow(1000, Why::Request)), "by steps, as it comes back");
+        assert_eq!(
+            control.look(0, 250, 300, 700),
+            Some(Change::Grow(1000, Why::Request)),
+            "by steps, as it comes back"
+        );
     }
 
     #[test]

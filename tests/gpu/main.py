@@ -15,6 +15,7 @@ import cache
 import correctness
 import faults
 import host
+import lending
 import memory
 import passes
 import prompts
@@ -36,6 +37,7 @@ STEPS = [
     ("quality", cache.quality, "beside"),
     ("prompt-quality", passes.quality, "beside"),
     ("budget", memory.budget, "beside"),
+    ("lend-equal", lending.equal, "beside"),
     ("graphs", correctness.graphs, "beside"),
     ("sanitizer", correctness.sanitizer, "beside"),
     ("faults", faults.missing_pieces, "beside"),
@@ -47,6 +49,7 @@ STEPS = [
     ("conditions", cache.conditions, "alone"),
     ("prompt", cache.prompt, "alone"),
     ("memory", memory.foreign, "alone"),
+    ("lending", lending.server, "alone"),
     ("exhausted", faults.exhausted, "alone"),
     ("ncmoe", speed.stock_cpu_experts, "alone"),
     ("shapes", shapes.other_shapes, "alone"),
@@ -60,7 +63,7 @@ STEPS = [
     ("glm-layer", passes.glm_layer, "named"),
     ("bench", bench.command, "named"),
 ]
-NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "prompt", "memory", "exhausted", "ncmoe", "bench",
+NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "prompt", "memory", "lending", "exhausted", "ncmoe", "bench",
                "prompts", "overlap", "short-prompts", "slow-prompts", "after-prompt", "sweep"}
 BESIDE_SECONDS = 240  # the most that the steps beside each other get together, so that what is measured has its time
 RAM_GIB = 26  # touched ahead of measuring: the plugin's copy of the experts and its pinned staging

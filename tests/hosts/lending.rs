@@ -68,7 +68,9 @@ fn a_server_lends_and_has_it_back() {
     let (_, finished) = equal_over(side(keys), &fixture_model(), &arguments, |server| {
         let first = ask(server, "A list is a mutable", 0, 90);
         let answers: Vec<Value> = (0..10)
-            .map(|round| json!([ask(server, &long, round % 2, 16), ask(server, "import os\nfor name in", 1 - round % 2, 8)]))
+            .map(|round| {
+                json!([ask(server, &long, round % 2, 16), ask(server, "import os\nfor name in", 1 - round % 2, 8)])
+            })
             .collect();
         assert!(answers[1..].iter().all(|answer| *answer == answers[0]), "the same answer each time");
         (first, answers)

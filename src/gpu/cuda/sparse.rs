@@ -99,7 +99,12 @@ impl SparseReservation {
     }
 
     /// Puts pieces in place of one whose ranges they hold copies of. If that fails the content is lost.
-    fn replace(&self, pieces: &mut Pieces<Handle>, old: &Piece<Handle>, new: Vec<Piece<Handle>>) -> Result<(), DriverError> {
+    fn replace(
+        &self,
+        pieces: &mut Pieces<Handle>,
+        old: &Piece<Handle>,
+        new: Vec<Piece<Handle>>,
+    ) -> Result<(), DriverError> {
         self.unmap_piece(old);
         let mut outcome = Ok(());
         for piece in new {
