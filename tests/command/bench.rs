@@ -272,7 +272,8 @@ fn what_cannot_run_is_told_in_one_line() {
 
 /// What llama-bench would print of its memory: computing takes a MiB for 512 tokens of a micro-batch.
 const MEMORY: &str = r#"
-for u in $(echo "${ub:-512}" | tr , ' '); do
+ub=${ub:-512}
+for u in $(echo "$ub" | tr , ' '); do
   echo "llama_context: n_ubatch              = $u" >&2
   echo "sched_reserve: CUDA0 compute buffer size = $((u / 512)).00 MiB" >&2
 done
@@ -319,7 +320,7 @@ fn prompts_are_compared_at_the_same_memory() {
     );
     assert!(calls[6].contains("-ncmoe 6") && calls[7].contains("-ncmoe 0") && calls.len() == 8, "{calls:?}");
     assert!(output.contains("2.00x") && output.contains("same memory: "), "{output}");
-    assert!(output.contains("33.3% overlap") || output.contains("50.0% overlap"), "{output}");
+    assert!(output.contains("50.0% overlap"), "{output}");
     assert!(output.ends_with("pp128 2.00x of stock's best, 2.00x of its default\n"), "{output}");
     let report: Value = serde_json::from_slice(&fs::read(json).expect("a file")).expect("JSON");
     assert_eq!(report.pointer("/prompt_tables/0/prompts/0/best/equal/ratio").and_then(Value::as_f64), Some(2.0));
