@@ -55,6 +55,8 @@ mod load_time;
 mod memory;
 #[path = "hosts/operations.rs"]
 mod operations;
+#[path = "hosts/passes.rs"]
+mod passes;
 #[path = "hosts/perplexity.rs"]
 mod perplexity;
 #[path = "hosts/placement.rs"]
