@@ -48,7 +48,9 @@ fn what_is_learned_of_a_pass_is_what_its_tokens_used() {
         assert_eq!(passes.len(), 6, "{}", finished.report(name));
         for (group, uses) in &passes {
             let sum: f64 = uses.iter().sum();
-            assert!((sum - 40_000.0).abs() < 400.0, "{name}, {group}: four experts per token, {sum}");
+            // The last layer computes the half of the tokens whose logits are asked for.
+            let all = if group.starts_with("blk.5.") { 20_000.0 } else { 40_000.0 };
+            assert!((sum - all).abs() < 400.0, "{name}, {group}: four experts per token, {sum}");
             // Routing near a tie may differ by the number of tokens that are computed at once.
             let apart: f64 = uses.iter().zip(&one_by_one[group]).map(|(one, other)| (one - other).abs()).sum();
             assert!(apart < 800.0, "{name}, {group}: {apart} of {sum} apart\n{uses:?}\n{:?}", one_by_one[group]);
@@ -93,7 +95,7 @@ fn most_resident_mib(pid: u32) -> u64 {
 /// would take it whole. Through us it costs what is used, and answers are stock's.
 #[test]
 fn memory_for_large_passes_costs_what_is_used() {
-    let flags = ["-c", "24576", "-np", "1", "-b", "12288", "-ub", "12288", "--no-warmup", "-fa", "on"];
+    let flags = ["-c", "16384", "-np", "1", "-b", "12288", "-ub", "12288", "--no-warmup", "-fa", "on"];
     let answer = |side: Side<'_>, device: &str| {
         let mut command = tool("llama-server", side, &fixture_model(), 1);
         command.env("MOE_HOST_PINNED", "1").args(flags).arg("-v");
@@ -106,18 +108,17 @@ fn memory_for_large_passes_costs_what_is_used() {
         let peak = most_resident_mib(server.process().id());
         (told, peak, server.stop())
     };
-    let (stock, _, _) = answer(Side::Stock, "");
     let late = "inner=LATE0;debug-late=1";
-    let (direct, whole, finished) = answer(Side::Plugin { keys: late, device: "" }, "LATE0");
-    assert_eq!(direct, stock, "{}", finished.report("the device by itself"));
+    // What the device computes by itself is stock's (`late::the_device_alone_equals_stock`).
+    let (stock, whole, _) = answer(Side::Plugin { keys: late, device: "" }, "LATE0");
     let keys = format!("{late};log=debug;cache=6");
     let (ours, used, finished) = answer(Side::Plugin { keys: &keys, device: "MoE0" }, "");
     assert_eq!(ours, stock, "{}", finished.report("not equal to stock"));
     ran_in_blocks(&finished);
     let line = finished.lines_with("of RAM for compute are not pinned").pop();
     let line = line.unwrap_or_else(|| panic!("{}", finished.report("all of it is pinned")));
-    let mib: u64 = line.split(": ").last().and_then(|rest| rest.split(' ').next()?.parse().ok()).expect("a size");
+    let mib: u64 = line.split("MoE0: ").last().and_then(|rest| rest.split(' ').next()?.parse().ok()).expect("a size");
     println!("{mib} MiB for compute; {whole} MiB resident without us, {used} with us");
     assert!(mib > 256 && used + mib * 3 / 4 < whole, "{mib} MiB: {used} and {whole} resident");
-    assert!(finished.lines_with("LATE0_Host compute buffer").len() <= 2, "{}", finished.report("named as it was"));
+    assert!(!finished.lines_with("LATE0_Host compute buffer").is_empty(), "{}", finished.report("not named as it was"));
 }
