@@ -57,6 +57,8 @@ mod load_time;
 mod memory;
 #[path = "hosts/operations.rs"]
 mod operations;
+#[path = "hosts/after_passes.rs"]
+mod after_passes;
 #[path = "hosts/passes.rs"]
 mod passes;
 #[path = "hosts/perplexity.rs"]

@@ -93,10 +93,12 @@ impl Device {
         drop(cache);
     }
 
-    /// A backend ends, and maybe the process: what the cache learned is brought into its file.
+    /// A backend ends, and maybe the process: what the cache learned is brought into its file. The backend is idle, and where there are others
+    /// none leaves a long pass under way.
     pub(crate) fn remember(&self) {
         if let Some(mut cache) = self.take_cache() {
             if let Some(cache) = &mut cache {
+                cache.learn_tail();
                 cache.remember();
             }
             self.put_cache(cache);

@@ -234,9 +234,14 @@ static ggml_backend_buffer_t pinned_alloc(ggml_backend_buffer_type_t buft, size_
     return buffer;
 }
 
+static size_t pinned_alignment(ggml_backend_buffer_type_t buft) {
+    (void) buft;
+    return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
+}
+
 static struct ggml_backend_buffer_type pinned_type = {
     .device = &late_device,
-    .iface = { .get_name = pinned_name, .alloc_buffer = pinned_alloc, .get_alignment = alignment, .is_host = yes },
+    .iface = { .get_name = pinned_name, .alloc_buffer = pinned_alloc, .get_alignment = pinned_alignment, .is_host = yes },
 };
 
 /* The device and its reg. */
