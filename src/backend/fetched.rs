@@ -140,7 +140,7 @@ impl Backend {
                 state.counters.upload_bytes += cache.load_used(self.device, weight.data(), &used)?;
             }
             state.counters.expert_bytes +=
-                ring.fill(self.device, number, &blocks[number], Some(&used), cache.as_deref_mut())?;
+                ring.fill(self.device, number, &blocks[number], Some(&used.runs), cache.as_deref_mut())?;
             let (patches, variant) = ring.open(&self.inner, number, &blocks[number])?;
             let range = step.range();
             let uid = super::part_uid(graph.uid(), nodes, &range, variant);
@@ -154,6 +154,9 @@ impl Backend {
                 return Ok(status);
             }
             number += 1;
+        }
+        if let (Some(cache), Some(middle)) = (cache, planned.middle) {
+            cache.end_fetched(middle.tokens);
         }
         Ok(Status::SUCCESS)
     }
