@@ -79,6 +79,8 @@ mod sides;
 mod slots;
 #[path = "hosts/splits.rs"]
 mod splits;
+#[path = "hosts/staging.rs"]
+mod staging;
 #[path = "hosts/state.rs"]
 mod state;
 #[path = "hosts/summary.rs"]

@@ -11,6 +11,7 @@ mod ahead;
 mod cached;
 mod fetched;
 mod streamed;
+mod watch;
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -49,6 +50,7 @@ struct State {
     replays: ReplayLedger,
     told: HashSet<String>,
     reporter: Reporter,
+    watches: watch::Watches,
     layout_epoch: u64,
 }
 
@@ -139,6 +141,7 @@ impl Backend {
         self.device.tend_cache();
         let busy = Busy::new();
         let mut state = self.state.lock().take().unwrap_or_default();
+        state.watches.write(self.device);
         let outcome = self.run(&mut state, graph);
         self.device.board.publish(&mut state.reporter, &mut state.counters, &busy);
         *self.state.lock() = Some(state);
@@ -355,6 +358,9 @@ fn passport(tensor: Tensor<'_>) -> Option<Passport> {
 impl Drop for Backend {
     fn drop(&mut self) {
         self.inner.synchronize();
+        if let Some(state) = self.state.get_mut() {
+            state.watches.write(self.device);
+        }
         self.device.note_backend_closed();
         if let Some(driver) = self.device.opened_driver() {
             driver.forget(&self.inner);

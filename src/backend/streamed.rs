@@ -1,20 +1,32 @@
 //! Long passes: graphs of so many tokens that each block uses nearly all of its experts.
 //!
-//! Owns: the order of copies and work of such a graph. While the device computes a block, the experts of the next are on their way; the host waits
+//! Owns: the order of copies and work of such a graph. While the device computes a part, the experts of the next are on their way; the host waits
 //! for nothing.
-//! Invariants: as those of the backend; the ring and the cache are back in their device when a graph ends.
+//! Invariants: as those of the backend; the ring and the cache are back in their device when a graph ends. A part is a whole block, or the nodes
+//! behind one of its products, as the ring holds layers or single tensors.
 //! Threads: the one that drives the backend. Another backend of the device finds no ring meanwhile and takes the plain path.
 //! Does not: copy (`experts::stage` does).
 
+use std::ops::Range;
+
+use super::watch::Watch;
 use super::{Backend, BackendError, Planned, State};
 use crate::abi::graph::Graph;
 use crate::abi::inner::Status;
 use crate::abi::tensor::{Patch, Tensor};
 use crate::buffer::BufferError;
 use crate::experts::cache::Cache;
-use crate::experts::stage::{Brought, Ring};
+use crate::experts::stage::{self, Brought, Ring};
 use crate::graph::Step;
 use crate::telemetry::log;
+
+/// The staging of one pass.
+pub(super) struct Pass<'p, 'a> {
+    pub(super) ring: &'p mut Ring,
+    pub(super) parts: &'p [Brought<'a>],
+    pub(super) cache: Option<&'p mut Cache>,
+    pub(super) watch: Option<Watch>,
+}
 
 impl Backend {
     /// Runs a graph with blocks whose experts are brought, as a whole or those that they use; `None` if there is no memory for it now.
@@ -26,23 +38,27 @@ impl Backend {
         planned: &Planned,
         fetch: bool,
     ) -> Option<Result<Status, BackendError>> {
-        let blocks = planned.plan.steps.iter().filter_map(|step| match step {
-            Step::Streamed { products, .. } => {
-                Some(Brought::new(self.device, products.iter().map(|&index| nodes[index]).collect()))
-            }
-            Step::Segment(_) | Step::Copied { .. } | Step::Cached { .. } => None,
-        });
-        let blocks: Vec<Brought<'_>> = blocks.collect::<Option<_>>()?;
-        let bytes = blocks.iter().map(Brought::bytes).max()?;
-        let mut ring = self.device.take_ring(bytes)?;
+        let blocks: Vec<(Range<usize>, &[usize])> = planned.plan.steps.iter().filter_map(streamed).collect();
+        let mut ring = self.device.take_ring(stage::needs(self.device, nodes, &blocks)?)?;
+        let Some(parts) = stage::brought(self.device, nodes, &blocks, ring.shape().unit) else {
+            self.device.put_ring(ring);
+            return None;
+        };
         let mut cache = if planned.all.is_empty() { None } else { self.take_cache_for(nodes, &planned.all) };
-        let brought = (&mut ring, blocks.as_slice(), cache.as_mut());
+        let tokens =
+            blocks.first().and_then(|(_, products)| nodes[*products.first()?].source(2)).map(|ids| ids.ne()[1]);
+        let tokens = tokens.and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or(0);
+        let watch = Watch::new(self.device, ring.shape(), &parts, tokens);
+        let mut pass = Pass { ring: &mut ring, parts: &parts, cache: cache.as_mut(), watch };
         let outcome = if fetch {
-            self.run_fetched(state, graph, nodes, planned, brought)
+            self.run_fetched(state, graph, nodes, planned, &mut pass)
         } else {
-            self.run_brought(state, graph, nodes, planned, brought)
+            self.run_brought(state, graph, nodes, planned, &mut pass)
         };
         let good = matches!(outcome, Ok(Status::SUCCESS));
+        if let Some(watch) = pass.watch.filter(|_| good) {
+            state.watches.keep(watch);
+        }
         if !good || self.device.has_several_backends() || !self.device.driver().waits_for_uses() {
             self.inner.synchronize();
         }
@@ -66,47 +82,105 @@ impl Backend {
         graph: Graph<'a>,
         nodes: &[Tensor<'a>],
         planned: &Planned,
-        (ring, blocks, mut cache): (&mut Ring, &[Brought<'a>], Option<&mut Cache>),
+        pass: &mut Pass<'_, 'a>,
     ) -> Result<Status, BackendError> {
-        if let Some(cache) = cache.as_deref_mut() {
+        if let Some(cache) = pass.cache.as_deref_mut() {
             cache.begin_pass();
         }
+        let depth = pass.ring.depth();
         // What was queued before may still read the ring.
-        self.device.driver().follow(&self.inner).map_err(BufferError::from)?;
-        for (number, block) in blocks.iter().enumerate().take(Ring::DEPTH) {
-            state.counters.expert_bytes += ring.fill(self.device, number, block, None, cache.as_deref_mut())?;
+        for number in 0..depth {
+            self.fill(state, pass, number, None)?;
         }
-        let mut number = 0;
+        let (mut number, mut block) = (0, 0);
         for step in &planned.plan.steps {
-            if !matches!(step, Step::Streamed { .. }) {
+            if streamed(step).is_none() {
+                if let Some(watch) = &mut pass.watch {
+                    watch.compute_begins(&self.inner).map_err(BufferError::from)?;
+                }
                 let status = self.run_step(state, graph, nodes, step)?;
                 if status != Status::SUCCESS {
                     return Ok(status);
                 }
+                if let Some(watch) = &mut pass.watch {
+                    watch.compute_ends(&self.inner, None).map_err(BufferError::from)?;
+                }
                 continue;
             }
-            let (patches, variant) = ring.open(&self.inner, number, &blocks[number])?;
-            let range = step.range();
-            let uid = super::part_uid(graph.uid(), nodes, &range, variant);
-            let mut part = graph.part(nodes, range.clone(), uid)?;
-            state.counters.segments += 1;
+            while pass.parts.get(number).is_some_and(|part| part.block == block) {
+                let status = self.run_part(state, graph, nodes, pass, number)?;
+                if status != Status::SUCCESS {
+                    return Ok(status);
+                }
+                self.fill(state, pass, number + depth, None)?;
+                number += 1;
+            }
             state.counters.streamed_blocks += 1;
-            self.note_run(&mut state.counters, &mut state.replays, nodes[range.start], uid);
-            let status = self.inner.compute(&mut part);
-            state.plain.retire_patches(patches.into_iter().filter_map(Patch::retire));
-            if status != Status::SUCCESS {
-                return Ok(status);
-            }
-            if let Some(next) = blocks.get(number + Ring::DEPTH) {
-                self.device.driver().follow(&self.inner).map_err(BufferError::from)?;
-                state.counters.expert_bytes +=
-                    ring.fill(self.device, number + Ring::DEPTH, next, None, cache.as_deref_mut())?;
-            }
-            number += 1;
+            block += 1;
         }
-        if let Some(cache) = cache {
+        if let Some(cache) = pass.cache.as_deref_mut() {
             state.counters.upload_bytes += cache.end_pass(self.device)?;
         }
         Ok(Status::SUCCESS)
+    }
+
+    /// Begins to bring the experts of a part, if there is one of this number, when the device has done what was queued so far: all, or those of
+    /// `used`.
+    pub(super) fn fill(
+        &self,
+        state: &mut State,
+        pass: &mut Pass<'_, '_>,
+        number: usize,
+        used: Option<&[Range<usize>]>,
+    ) -> Result<(), BufferError> {
+        let Some(part) = pass.parts.get(number) else { return Ok(()) };
+        // The buffer was read by a part that was queued before; nothing behind that part is waited for, because nothing is queued yet.
+        self.device.driver().follow(&self.inner)?;
+        if let Some(watch) = &mut pass.watch {
+            watch.copy_begins()?;
+        }
+        let moved = pass.ring.fill(self.device, number, part, used, pass.cache.as_deref_mut())?;
+        if let Some(watch) = &mut pass.watch {
+            watch.copy_ends(part, moved)?;
+        }
+        state.counters.expert_bytes += moved.ram;
+        Ok(())
+    }
+
+    /// Hands a part on, behind its experts.
+    pub(super) fn run_part<'a>(
+        &self,
+        state: &mut State,
+        graph: Graph<'a>,
+        nodes: &[Tensor<'a>],
+        pass: &mut Pass<'_, 'a>,
+        number: usize,
+    ) -> Result<Status, BackendError> {
+        let part = &pass.parts[number];
+        let (patches, variant) = pass.ring.open(&self.inner, number, part)?;
+        if let Some(watch) = &mut pass.watch {
+            watch.compute_begins(&self.inner).map_err(BufferError::from)?;
+        }
+        let range = part.range.clone();
+        let uid = super::part_uid(graph.uid(), nodes, &range, variant);
+        let mut view = graph.part(nodes, range.clone(), uid)?;
+        state.counters.segments += 1;
+        self.note_run(&mut state.counters, &mut state.replays, nodes[range.start], uid);
+        let status = self.inner.compute(&mut view);
+        state.plain.retire_patches(patches.into_iter().filter_map(Patch::retire));
+        if let Some(watch) = &mut pass.watch {
+            watch.compute_ends(&self.inner, Some(part)).map_err(BufferError::from)?;
+        }
+        Ok(status)
+    }
+}
+
+/// The nodes and products of a block whose experts are brought. Those of a block of few tokens are, too, if they would be copied otherwise: that needs
+/// memory of its own and a wait for the ids.
+pub(super) fn streamed(step: &Step) -> Option<(Range<usize>, &[usize])> {
+    match step {
+        Step::Streamed { range, products, .. } => Some((range.clone(), products)),
+        Step::Cached { range, products, copied } if !copied.is_empty() => Some((range.clone(), products)),
+        Step::Segment(_) | Step::Copied { .. } | Step::Cached { .. } => None,
     }
 }

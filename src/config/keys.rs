@@ -4,6 +4,7 @@
 
 use super::expert_keys as experts;
 use super::pass_keys as passes;
+use super::staging_keys as staging;
 use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail, Socket};
 
 /// One key of `GGML_MOE`.
@@ -196,6 +197,8 @@ pub static KEYS: &[Key] = &[
             Ok(())
         },
     },
+    staging::TIMELINE,
+    staging::DEBUG_STAGING,
     Key {
         name: "debug-cuda",
         default: "none",

@@ -10,11 +10,13 @@ mod experts;
 mod keys;
 mod parse;
 mod pass_keys;
+mod staging_keys;
 
 pub use experts::{ExpertSettings, PolicyOrder, StateFile};
 pub use keys::{KEYS, Key, markdown};
 pub use parse::{Notice, parse};
 pub(crate) use parse::{shown, turns_line};
+pub use staging_keys::Staging;
 
 /// How much the plugin tells. Lines up to this detail are shown; the rest follows the host's own filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -135,6 +137,10 @@ pub struct Config {
     pub socket: Socket,
     /// A preset of the simulator whose routing replaces the model's (benchmarks only).
     pub replay: Option<&'static crate::sim::Preset>,
+    /// Where the times of long passes are written (benchmarks only).
+    pub timeline: Option<std::path::PathBuf>,
+    /// What the staging of long passes holds, whatever is free (tests only).
+    pub debug_staging: Option<Staging>,
     /// What the CUDA driver is made to look like (tests only).
     pub debug_cuda: Option<CudaFault>,
     /// The slot that panics at every call (tests only).
@@ -171,6 +177,8 @@ impl Default for Config {
             experts: ExpertSettings::default(),
             socket: Socket::Auto,
             replay: None,
+            timeline: None,
+            debug_staging: None,
             debug_cuda: None,
             debug_panic: None,
             debug_fail_alloc: None,

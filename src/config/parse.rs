@@ -214,6 +214,10 @@ mod tests {
         assert_eq!(config.debug_graph, Some(GraphMode::AddNode));
         assert_eq!(config.debug_pad, 96);
         assert_eq!((config.debug_late, config.debug_poison), (Some(7), true));
+        let (config, notices) = parse("timeline=/tmp/a.jsonl;debug-staging=two-tensors");
+        assert_eq!(notices, vec![]);
+        assert_eq!(config.timeline.as_deref(), Some(std::path::Path::new("/tmp/a.jsonl")));
+        assert_eq!(config.debug_staging, Some(crate::config::Staging::TwoTensors));
     }
 
     #[test]
@@ -237,6 +241,9 @@ mod tests {
             "stream-min-tokens=8",
             "stream-min-tokens=-1",
             "middle-passes=gpu",
+            "timeline=a.jsonl",
+            "timeline=",
+            "debug-staging=four",
             "ctx-share=1.5",
             "ctx-share=NaN",
             "ctx-share=",

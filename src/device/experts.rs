@@ -8,13 +8,15 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::Device;
 use super::held::Held;
 use crate::abi::inner::DeviceKind;
-use crate::config::{CacheSize, ExpertSettings, Socket};
+use crate::config::{CacheSize, ExpertSettings, Socket, Staging};
 use crate::cpu::{team, threads};
 use crate::experts::cache::Cache;
-use crate::experts::stage::Ring;
+use crate::experts::stage::{self, Needs, Ring, Shape, Unit};
 use crate::telemetry::log;
 
 /// The state behind it.
@@ -22,6 +24,7 @@ pub(super) struct Experts {
     cache: Held<Cache>,
     told_no_cache: AtomicBool,
     told_no_ring: AtomicBool,
+    told_staging: Mutex<Option<Shape>>,
     model_epoch: AtomicU64,
     /// The model for which no cache could be made.
     gave_up: AtomicU64,
@@ -39,6 +42,7 @@ impl Default for Experts {
             cache: Held::default(),
             told_no_cache: AtomicBool::new(false),
             told_no_ring: AtomicBool::new(false),
+            told_staging: Mutex::new(None),
             model_epoch: AtomicU64::new(1),
             gave_up: AtomicU64::new(0),
             threads: AtomicUsize::new(0),
@@ -153,31 +157,53 @@ impl Device {
         }
     }
 
-    /// Takes the ring for long passes, made or grown for blocks of so many bytes; `None` while another backend has it, or without memory.
-    pub(crate) fn take_ring(&self, bytes: usize) -> Option<Ring> {
+    /// Takes the ring for long passes, made anew where it has no room for what they bring; `None` while another backend has it, or without memory.
+    pub(crate) fn take_ring(&self, needs: Needs) -> Option<Ring> {
         self.note_ring_use();
-        if let Some(ring) = self.experts.ring.take()?.filter(|ring| ring.bytes() >= bytes) {
+        if let Some(ring) = self.experts.ring.take()?.filter(|ring| ring.shape().serves(needs)) {
             return Some(ring);
         }
         // The old one is gone: both may not fit.
-        match Ring::new(self, bytes) {
-            Ok(ring) => {
-                let mib = (Ring::DEPTH * bytes) >> 20;
-                log::info(&format!("{}: {mib} MiB of staging for passes that bring experts", self.label()));
-                Some(ring)
-            }
-            Err(error) => {
-                self.experts.ring.put(None);
-                if !self.experts.told_no_ring.swap(true, Ordering::Relaxed) {
-                    log::notice(&format!(
-                        "{}: long prompts read experts as short ones do: {} MiB of staging are not to be had ({error})",
-                        self.label(),
-                        (Ring::DEPTH * bytes) >> 20
-                    ));
+        let lendable = self.lendable();
+        let only = self.config.debug_staging.map(|only| match only {
+            Staging::Layer => (Unit::Layer, 2),
+            Staging::ThreeTensors => (Unit::Tensor, 3),
+            Staging::TwoTensors => (Unit::Tensor, 2),
+        });
+        let mut why = "no memory for two of their tensors".to_owned();
+        for shape in stage::shapes(needs, lendable, only) {
+            match Ring::new(self, shape) {
+                Ok(ring) => {
+                    log::info(&format!("{}: staging of {shape} is made", self.label()));
+                    self.tell_staging(shape, &stage::reason(shape, needs, lendable));
+                    return Some(ring);
                 }
-                None
+                Err(error) => why = error.to_string(),
             }
         }
+        self.experts.ring.put(None);
+        if !self.experts.told_no_ring.swap(true, Ordering::Relaxed) {
+            log::notice(&format!(
+                "{}: long prompts read experts as short ones do: {} MiB of staging are not to be had ({why})",
+                self.label(),
+                needs.tensor.saturating_mul(2).div_ceil(1 << 20)
+            ));
+        }
+        None
+    }
+
+    /// Tells how long passes bring experts, when that is another way than before.
+    fn tell_staging(&self, shape: Shape, reason: &str) {
+        let before = self.experts.told_staging.lock().replace(shape);
+        if before != Some(shape) {
+            let line = format!("{}: long prompts bring experts by {shape}: {reason}", self.label());
+            if before.is_none() { log::notice(&line) } else { log::info(&line) }
+        }
+    }
+
+    /// Where the times of long passes are written (benchmarks only).
+    pub(crate) fn timeline(&self) -> Option<&std::path::Path> {
+        self.config.timeline.as_deref()
     }
 
     /// Whether there is a ring that nobody has.

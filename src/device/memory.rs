@@ -123,6 +123,14 @@ impl Device {
         !self.config.debug_fixed_memory
     }
 
+    /// What staging may be cut from: what the cache has or is free, less the reserve. Without bounds where nobody watches.
+    pub(crate) fn lendable(&self) -> usize {
+        if !self.watches_memory() {
+            return usize::MAX;
+        }
+        self.limits().arena(self.figures(self.inner.memory().0))
+    }
+
     /// The memory for a cache that is made now; `None` if there is not enough of it yet.
     /// `slots_bytes` is what the slots take that the user asked for in each layer.
     pub(crate) fn cache_room(&self, slots_bytes: usize) -> Option<CacheRoom> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::pages::Pages;
-use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Reached, Registration, Rows, elastic_size};
+use super::{Driver, DriverError, Elastic, ListedCopy, Mark, Memory, Place, Reached, Registration, Rows, elastic_size};
 use crate::abi::inner::Passport;
 use crate::experts::{HostMemory, HostRange};
 
@@ -29,6 +29,8 @@ struct Faults {
 #[derive(Clone, Default)]
 pub(crate) struct Fake {
     queue: Arc<Mutex<Vec<Work>>>,
+    /// Lists of copies, which run beside the uploads that are asked for next.
+    beside: Arc<Mutex<Vec<Work>>>,
     faults: Arc<Mutex<Faults>>,
 }
 
@@ -76,10 +78,17 @@ impl Fake {
     }
 
     fn queue(&self, work: impl FnOnce() + Send + 'static) {
+        self.join();
         self.queue.lock().push(Box::new(work));
     }
 
+    fn join(&self) {
+        let lists = std::mem::take(&mut *self.beside.lock());
+        self.queue.lock().extend(lists);
+    }
+
     fn drain(&self) {
+        self.join();
         let work: Vec<Work> = std::mem::take(&mut *self.queue.lock());
         work.into_iter().for_each(|work| work());
     }
@@ -249,7 +258,8 @@ impl Driver for Fake {
     unsafe fn upload(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
         let (to, from) = (Raw(target.address), Raw(source.expose_provenance()));
         // SAFETY: the target lies in a live memory, the source is the caller's until `synchronize`.
-        self.queue(move || unsafe { copy_rows(to, rows.stride, from, rows.host_stride, rows) });
+        let work = move || unsafe { copy_rows(to, rows.stride, from, rows.host_stride, rows) };
+        self.queue.lock().push(Box::new(work)); // in front of lists asked for before, as is allowed
         Ok(())
     }
 
@@ -285,6 +295,15 @@ impl Driver for Fake {
         let (to, from, rows) = (Raw(target.address), Raw(source.address), Rows::one(bytes));
         // SAFETY: both lie in live memories.
         self.queue(move || unsafe { copy_rows(to, bytes, from, bytes, rows) });
+        Ok(true)
+    }
+
+    fn copy_list(&self, copies: &[ListedCopy<'_>]) -> Result<bool, DriverError> {
+        for copy in copies {
+            let (to, from, rows) = (Raw(copy.target.address), Raw(copy.source.address), Rows::one(copy.bytes));
+            // SAFETY: both lie in live memories.
+            self.beside.lock().push(Box::new(move || unsafe { copy_rows(to, rows.size, from, rows.size, rows) }));
+        }
         Ok(true)
     }
 

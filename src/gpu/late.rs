@@ -17,7 +17,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::generic::Generic;
-use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows};
+use super::{Driver, DriverError, Elastic, ListedCopy, Mark, Memory, Place, Registration, Rows};
 use crate::abi::inner::{self, Passport};
 use crate::experts::HostRange;
 
@@ -27,6 +27,8 @@ type Work = Box<dyn FnOnce() + Send>;
 struct Queue {
     /// Each with the memory that it is about. The first stays in the list while it runs.
     works: Mutex<VecDeque<(Passport, Option<Work>)>>,
+    /// Lists of copies, which run beside the uploads that are asked for next.
+    beside: Mutex<Vec<(Passport, Work)>>,
     changed: Condvar,
     asked: AtomicU64,
     done: AtomicU64,
@@ -39,7 +41,18 @@ impl core::fmt::Debug for Queue {
 }
 
 impl Queue {
+    /// Behind the lists.
     fn ask(&self, memory: Passport, work: impl FnOnce() + Send + 'static) {
+        self.join();
+        self.ask_beside(memory, work);
+    }
+
+    fn join(&self) {
+        let lists = std::mem::take(&mut *self.beside.lock());
+        lists.into_iter().for_each(|(memory, work)| self.ask_beside(memory, work));
+    }
+
+    fn ask_beside(&self, memory: Passport, work: impl FnOnce() + Send + 'static) {
         let mut works = self.works.lock();
         works.push_back((memory, Some(Box::new(work))));
         self.asked.fetch_add(1, Ordering::Relaxed);
@@ -55,6 +68,7 @@ impl Queue {
 
     /// Waits for what is about this memory; the order of works about different ones shows to nobody.
     fn wait_for_memory(&self, memory: Passport) {
+        self.join();
         let mut works = self.works.lock();
         while works.iter().any(|(other, _)| *other == memory) {
             self.changed.wait(&mut works);
@@ -62,6 +76,7 @@ impl Queue {
     }
 
     fn wait_for_all(&self) {
+        self.join();
         self.wait(self.asked.load(Ordering::Relaxed));
     }
 
@@ -226,7 +241,7 @@ impl Driver for Late {
     unsafe fn upload(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
         if !rows.is_empty() {
             let (passport, address, source) = (target.memory.passport(), target.address, source.expose_provenance());
-            self.queue.ask(passport, move || {
+            self.queue.ask_beside(passport, move || {
                 let source = core::ptr::with_exposed_provenance(source);
                 // SAFETY: the range lies in the memory, which waits for the queue before it goes; the source is readable until `synchronize`.
                 unsafe { passport.write(address, source, rows) };
@@ -263,7 +278,27 @@ impl Driver for Late {
         self.generic.copy(target, source, bytes)
     }
 
+    fn copy_list(&self, copies: &[ListedCopy<'_>]) -> Result<bool, DriverError> {
+        // Whether it can be done is known at once only by doing it; the first stands for all, and is done again.
+        let Some(first) = copies.first() else { return Ok(true) };
+        if !self.copy(first.target, first.source, first.bytes)? {
+            return Ok(false);
+        }
+        let mut beside = self.queue.beside.lock();
+        for copy in copies {
+            let (from, to) = (copy.source.memory.passport(), copy.target.memory.passport());
+            let (source, target, bytes) = (copy.source.address, copy.target.address, copy.bytes);
+            let work = move || {
+                // SAFETY: both ranges lie in their memories, which wait for the queue before they go.
+                let _ = unsafe { Passport::copy((from, source), (to, target), bytes) };
+            };
+            beside.push((to, Box::new(work)));
+        }
+        Ok(true)
+    }
+
     fn mark(&self) -> Result<Box<dyn Mark>, DriverError> {
+        self.queue.join();
         Ok(Box::new(LateMark { number: self.queue.asked.load(Ordering::Relaxed), queue: Arc::clone(&self.queue) }))
     }
 

@@ -10,6 +10,7 @@
 // UNSAFETY: the contract passes raw host memory; callers vouch for it.
 #![expect(unsafe_code, reason = "the contract passes raw host memory; callers vouch for it")]
 
+mod clock;
 pub(crate) mod cuda;
 #[cfg(test)]
 pub(crate) mod fake;
@@ -26,6 +27,9 @@ use std::sync::atomic::AtomicU64;
 use crate::abi::inner::{self, Passport};
 use crate::config::CudaFault;
 use crate::experts::HostRange;
+
+pub(crate) use clock::Clock;
+use clock::HostClock;
 
 /// Work on the memory of one device.
 ///
@@ -110,6 +114,24 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
 
     /// Copies between two memories of drivers of this kind; `Ok(false)` if the driver cannot, for example between two devices.
     fn copy(&self, target: Place<'_>, source: Place<'_>, bytes: usize) -> Result<bool, DriverError>;
+
+    /// Copies between memories of drivers of this kind, many at once; `Ok(false)` if the driver cannot do all of them, then some may have been
+    /// done. The list runs behind everything asked for before. Uploads that are asked for next may run beside it; what is asked for from the
+    /// next other operation on, a mark for example, is ordered behind it. So until then nothing may be uploaded to a range of the list, and no
+    /// target may overlap another range of it.
+    fn copy_list(&self, copies: &[ListedCopy<'_>]) -> Result<bool, DriverError> {
+        for copy in copies {
+            if !self.copy(copy.target, copy.source, copy.bytes)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// A clock for one pass.
+    fn clock(&self) -> Result<Box<dyn Clock>, DriverError> {
+        Ok(Box::new(HostClock::default()))
+    }
 
     /// Marks the place behind everything asked for so far.
     fn mark(&self) -> Result<Box<dyn Mark>, DriverError>;
@@ -199,6 +221,14 @@ pub(crate) struct Place<'a> {
     pub(crate) memory: &'a dyn Memory,
     /// The address, in the device's own terms.
     pub(crate) address: usize,
+}
+
+/// One copy of a list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListedCopy<'a> {
+    pub(crate) target: Place<'a>,
+    pub(crate) source: Place<'a>,
+    pub(crate) bytes: usize,
 }
 
 /// Rows of a copy; a plain copy is one row.

@@ -12,7 +12,7 @@ use core::ffi::c_void;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows};
+use super::{Clock, Driver, DriverError, Elastic, ListedCopy, Mark, Memory, Place, Registration, Rows};
 use crate::abi::inner;
 use crate::experts::{HostMemory, HostRange};
 
@@ -141,16 +141,16 @@ impl Driver for Slow {
         self.driver.order_before(inner, seen)
     }
 
-    fn note_use(&self, inner: &inner::Backend) -> Result<(), DriverError> {
-        self.driver.note_use(inner)
-    }
-
     fn follow(&self, inner: &inner::Backend) -> Result<(), DriverError> {
         self.driver.follow(inner)
     }
 
     fn waits_for_uses(&self) -> bool {
         self.driver.waits_for_uses()
+    }
+
+    fn note_use(&self, inner: &inner::Backend) -> Result<(), DriverError> {
+        self.driver.note_use(inner)
     }
 
     fn forget(&self, inner: &inner::Backend) {
@@ -164,6 +164,14 @@ impl Driver for Slow {
 
     fn copy(&self, target: Place<'_>, source: Place<'_>, bytes: usize) -> Result<bool, DriverError> {
         self.driver.copy(target, source, bytes)
+    }
+
+    fn copy_list(&self, copies: &[ListedCopy<'_>]) -> Result<bool, DriverError> {
+        self.driver.copy_list(copies)
+    }
+
+    fn clock(&self) -> Result<Box<dyn Clock>, DriverError> {
+        self.driver.clock()
     }
 
     fn mark(&self) -> Result<Box<dyn Mark>, DriverError> {

@@ -1,6 +1,6 @@
 //! One suite for every driver: what the contract promises, tried through the contract.
 
-use super::{Driver, Elastic, Memory, Place, Rows, elastic_size};
+use super::{Driver, Elastic, ListedCopy, Memory, Place, Rows, elastic_size};
 use crate::experts::HostMemory;
 
 fn read(driver: &dyn Driver, memory: &dyn Memory, offset: usize, bytes: usize) -> Vec<u8> {
@@ -95,6 +95,61 @@ pub(crate) fn copies(driver: &dyn Driver) {
         expected[2..bytes - 1].copy_from_slice(&data[1..bytes - 2]);
     }
     assert_eq!(read(driver, &*b, 0, bytes), expected);
+}
+
+/// Lists of copies run behind what was asked for before and in front of what follows a mark, and touch nothing else.
+pub(crate) fn lists(driver: &dyn Driver) {
+    let (source, target) = (driver.allocate(4 << 20).unwrap(), driver.allocate(4 << 20).unwrap());
+    let data = pattern(4 << 20, 9);
+    let mut expected = vec![0x33; 4 << 20];
+    driver.fill(Place { memory: &*target, address: target.base() }, 0x33, 4 << 20).unwrap();
+    let from = Place { memory: &*source, address: source.base() };
+    // SAFETY: the vector outlives the `synchronize` in `read`.
+    unsafe { driver.upload(from, data.as_ptr().cast(), Rows::one(data.len())) }.unwrap();
+    // More than one launch holds, of all lengths and alignments, an empty one included.
+    let copies: Vec<(usize, usize, usize)> =
+        (0..150).map(|number| (number * 20_000 + number % 17, number * 9_001, number * 131)).collect();
+    let list: Vec<ListedCopy<'_>> = copies
+        .iter()
+        .map(|&(to, at, bytes)| ListedCopy {
+            target: Place { memory: &*target, address: target.base() + to },
+            source: Place { memory: &*source, address: source.base() + at },
+            bytes,
+        })
+        .collect();
+    let done = driver.copy_list(&list).unwrap();
+    let beside = pattern(1000, 4);
+    let free = Place { memory: &*target, address: target.base() + (3 << 20) + 500_000 };
+    // SAFETY: as above; no range of the list lies there.
+    unsafe { driver.upload(free, beside.as_ptr().cast(), Rows::one(1000)) }.unwrap();
+    driver.mark().unwrap();
+    // What was read may be written now.
+    // SAFETY: as above.
+    unsafe { driver.upload(from, beside.as_ptr().cast(), Rows::one(1000)) }.unwrap();
+    expected[(3 << 20) + 500_000..][..1000].copy_from_slice(&beside);
+    if done {
+        for (to, at, bytes) in copies {
+            expected[to..to + bytes].copy_from_slice(&data[at..at + bytes]);
+        }
+        assert!(read(driver, &*target, 0, 4 << 20) == expected);
+    }
+    assert!(driver.copy_list(&[]).unwrap());
+    driver.synchronize().unwrap();
+}
+
+/// Times are those of the work between them: in order, and known once the work was waited for.
+pub(crate) fn times(driver: &dyn Driver) {
+    let memory = driver.allocate(8 << 20).unwrap();
+    let place = Place { memory: &*memory, address: memory.base() };
+    let mut clock = driver.clock().unwrap();
+    assert_eq!(clock.read().unwrap(), Some(Vec::new()));
+    for number in 0..4 {
+        assert_eq!(clock.stamp().unwrap(), number);
+        driver.fill(place, 1, 8 << 20).unwrap();
+    }
+    driver.synchronize().unwrap();
+    let times = clock.read().unwrap().unwrap();
+    assert!(times.len() == 4 && times[0] == 0.0 && times.is_sorted(), "{times:?}");
 }
 
 /// Taken bytes arrive whatever happens to their source, in order with everything else, also when there are many of them.
@@ -207,6 +262,8 @@ macro_rules! driver_suite {
             driver_suite!(@case [$(#[$attribute])*] fills, $driver);
             driver_suite!(@case [$(#[$attribute])*] rows, $driver);
             driver_suite!(@case [$(#[$attribute])*] copies, $driver);
+            driver_suite!(@case [$(#[$attribute])*] lists, $driver);
+            driver_suite!(@case [$(#[$attribute])*] times, $driver);
             driver_suite!(@case [$(#[$attribute])*] order, $driver);
             driver_suite!(@case [$(#[$attribute])*] taken, $driver);
             driver_suite!(@case [$(#[$attribute])*] exhaustion, $driver);

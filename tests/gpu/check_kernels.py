@@ -12,6 +12,7 @@ import numpy as np
 
 PTX = pathlib.Path(__file__).resolve().parents[2] / "kernels/ptx"
 RANGES = 64  # MOE_FILL_RANGES
+COPIES = 128  # MOE_GATHER_COPIES
 cuda = ctypes.CDLL("libcuda.so.1")
 
 
@@ -71,6 +72,26 @@ def check_fill(rng, function, size, count, blocks, threads):
     return np.array_equal(target.read_and_free(), expected)
 
 
+def check_gather(rng, function, count, blocks, threads):
+    """Copies between odd addresses of two memories; what lies between the targets must stay."""
+    size = 1 << 20
+    data, expected = rng.integers(0, 256, size, np.uint8), np.full(size, 0x5A, np.uint8)
+    source, target = Array(data), Array(expected)
+    copies = (ctypes.c_uint64 * (3 * COPIES))()
+    part = size // count
+    for i in range(count):
+        length = int(rng.integers(0, part - 40)) if i % 4 else i % 40
+        to, at = i * part + int(rng.integers(0, 33)), int(rng.integers(0, size - length + 1))
+        copies[3 * i], copies[3 * i + 1], copies[3 * i + 2] = target.pointer.value + to, source.pointer.value + at, length
+        expected[to:to + length] = data[at:at + length]
+    # The entries behind the count must not be used.
+    for i in range(count, COPIES):
+        copies[3 * i], copies[3 * i + 1], copies[3 * i + 2] = 16, 32, 1 << 20
+    launch(function, (blocks, count), threads, copies, ctypes.c_uint32(count))
+    source.read_and_free()
+    return np.array_equal(target.read_and_free(), expected)
+
+
 def main():
     rng = np.random.default_rng(20260101)
     device, context = ctypes.c_int(), ctypes.c_void_p()
@@ -84,6 +105,10 @@ def main():
         for count in (1, 2, 63, RANGES):
             for blocks, threads in ((1, 1), (3, 32), (40, 256)):
                 results.append(check_fill(rng, fill, size, count, blocks, threads))
+    gather = kernel("gather.ptx", "moe_k_gather")
+    for count in (1, 3, 64, COPIES):
+        for blocks, threads in ((1, 1), (3, 32), (16, 256)):
+            results.append(check_gather(rng, gather, count, blocks, threads))
     print(f"kernels: {len(results)} cases, {results.count(False)} wrong")
     sys.exit(results.count(False) > 0)
 

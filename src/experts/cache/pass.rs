@@ -19,14 +19,20 @@ pub(crate) struct Located<'c> {
     plane: usize,
 }
 
-impl Located<'_> {
+impl<'c> Located<'c> {
+    /// Bytes behind an expert that are zero there.
+    pub(crate) fn padding(&self) -> usize {
+        let pool = &self.cache.pools[usize::from(self.cache.weights[self.group.0 as usize].pool)];
+        pool.planes.get(self.plane).map_or(0, |plane| plane.matrix.padding)
+    }
+
     /// The group of the blocks.
     pub(super) fn group(&self) -> GroupId {
         self.group
     }
 
     /// Where an expert lies on the device, or will lie when what was asked for so far is done.
-    pub(crate) fn find(&self, expert: usize) -> Option<Place<'_>> {
+    pub(crate) fn find(&self, expert: usize) -> Option<Place<'c>> {
         let block = self.cache.policy.shape().block(self.group, u32::try_from(expert).ok()?)?;
         let (State::Resident(slot) | State::Loading(slot)) = self.cache.residency.state(block) else { return None };
         let pool = &self.cache.pools[usize::from(self.cache.weights[self.group.0 as usize].pool)];

@@ -27,22 +27,38 @@ pub(crate) fn upload(device: &Device, target: Place<'_>, source: usize, bytes: u
     let source = core::ptr::with_exposed_provenance::<c_void>(source);
     let largest = device.expert_settings().upload_chunk_kb.map_or(bytes, |kib| kib as usize * 1024);
     pieces(bytes, largest, |done, piece| {
-        let place = Place { address: target.address + done, ..target };
-        let source = source.wrapping_byte_add(done);
-        // SAFETY: the bytes lie in RAM of the model, which stays while the cache is current; it is dropped, and the driver waited for,
-        // before.
-        let copied = unsafe { device.driver().upload(place, source, Rows::one(piece)) };
-        if copied.is_ok() {
-            return Ok(());
-        }
-        // CUDA refuses a copy from memory of which a part is registered, as it is while registration goes on behind us.
-        pieces(piece, TAKEN_BYTES, |done, piece| {
-            let place = Place { address: place.address + done, ..place };
-            // SAFETY: as above.
-            unsafe { device.driver().upload_taking(place, source.wrapping_byte_add(done), Rows::one(piece)) }
+        // CUDA refuses a copy from memory of which a part is registered, as it is while registration goes on behind us, and one that reaches
+        // over the end of a registration into the next.
+        halves(done, piece, &mut |done, piece, taking| {
+            let place = Place { address: target.address + done, ..target };
+            let source = source.wrapping_byte_add(done);
+            if taking {
+                // SAFETY: the bytes lie in RAM of the model.
+                return unsafe { device.driver().upload_taking(place, source, Rows::one(piece)) };
+            }
+            // SAFETY: as above; the RAM stays while the cache is current; it is dropped, and the driver waited for, before.
+            unsafe { device.driver().upload(place, source, Rows::one(piece)) }
         })
     })?;
     Ok(())
+}
+
+/// Calls `copy` with a piece and `false`; if it is refused, with its halves, and so on. What is still refused when it is small is asked for with
+/// `true`. So a piece with one bad place in it is copied but for little around that place.
+fn halves(
+    start: usize,
+    bytes: usize,
+    copy: &mut impl FnMut(usize, usize, bool) -> Result<(), DriverError>,
+) -> Result<(), DriverError> {
+    if copy(start, bytes, false).is_ok() {
+        return Ok(());
+    }
+    if bytes <= TAKEN_BYTES {
+        return copy(start, bytes, true);
+    }
+    let half = bytes / 2;
+    halves(start, half, copy)?;
+    halves(start + half, bytes - half, copy)
 }
 
 /// Calls `copy` with offset and length of each piece.
@@ -104,6 +120,33 @@ mod tests {
         // Begun after graph 7 ended: graph 8 may start without it only if there is a lead.
         let waits = |patience| (7..12).find(|now| is_overdue(7, *now, patience));
         assert_eq!([0, 1, 3].map(waits), [Some(7), Some(8), Some(10)]);
+    }
+
+    /// A registration ends in the middle: two large copies, a small one that is taken, and no byte twice.
+    #[test]
+    fn a_refused_copy_is_cut_around_the_bad_place() {
+        let (bytes, bad) = (100 << 20, 37_123_456);
+        let (mut at, mut taken, mut asked) = (0, 0, 0);
+        let outcome = halves(0, bytes, &mut |start, piece, taking| {
+            asked += 1;
+            if !taking && (start..start + piece).contains(&bad) && (start..start + piece).contains(&(bad - 1)) {
+                return Err(DriverError::OutOfMemory);
+            }
+            assert_eq!(start, at);
+            at += piece;
+            taken += if taking { piece } else { 0 };
+            Ok(())
+        });
+        assert!(
+            outcome.is_ok() && at == bytes && (1..=TAKEN_BYTES).contains(&taken) && asked < 24,
+            "{at} {taken} {asked}"
+        );
+        let mut asked = 0;
+        let lost = halves(0, bytes, &mut |_, _, _| {
+            asked += 1;
+            Err(DriverError::OutOfMemory)
+        });
+        assert!(lost.is_err() && asked < 24, "a lost device is found out soon");
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! The driver for CUDA devices: the CUDA driver API through cudarc, loaded at run time.
 //!
-//! Owns: the primary context that it retains, one stream of its own, memory in reservations of address space.
+//! Owns: the primary context that it retains, two streams of its own, memory in reservations of address space.
 //! Files: `context` (which device, what it can), `memory` (reservations, physical memory, registered host memory), `stream` (copies and
-//! fills; events), `staging` (pinned host memory that takes small uploads), `launch` (own kernels; the only place that launches one).
+//! fills; events), `beside` (a second stream for lists of copies), `clock` (times, by events), `staging` (pinned host memory that takes small uploads), `launch` (own kernels; the only place that launches one).
 //! Invariants: cudarc panics when libcuda is absent, so its presence and version are asked first. The context is the primary one, which
 //! ggml's runtime calls use too; it is made current on the calling thread before each call and left so, as the runtime leaves it.
 //! Threads: any; a stream orders the work of all of them.
 //! Does not: touch the inner backend's stream.
 
+mod beside;
+mod clock;
 mod context;
 mod launch;
 mod memory;
@@ -21,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{Driver, DriverError, Elastic, Mark, Memory, Place, Registration, Rows};
+use super::{Clock, Driver, DriverError, Elastic, ListedCopy, Mark, Memory, Place, Registration, Rows};
 use crate::abi::inner::{self, Passport};
 use crate::config::CudaFault;
 use crate::experts::HostRange;
@@ -210,6 +212,28 @@ impl Driver for Cuda {
         }
         // SAFETY: both ranges lie in memories of this driver.
         unsafe { self.stream.copy(target.address, source.address, bytes) }.map(|()| true)
+    }
+
+    fn copy_list(&self, copies: &[ListedCopy<'_>]) -> Result<bool, DriverError> {
+        if copies.iter().any(|copy| copy.source.memory.passport() != copy.target.memory.passport()) {
+            return Ok(false);
+        }
+        let address = |place: Place<'_>| place.address as u64;
+        let listed = |copy: &ListedCopy<'_>| launch::Copy {
+            target: address(copy.target),
+            source: address(copy.source),
+            bytes: copy.bytes as u64,
+        };
+        let copies: Vec<launch::Copy> = copies.iter().map(listed).filter(|copy| copy.bytes > 0).collect();
+        if !copies.is_empty() {
+            // SAFETY: all ranges lie in memories of this driver; the caller's contract for what overlaps.
+            unsafe { self.stream.copy_list(&copies) }?;
+        }
+        Ok(true)
+    }
+
+    fn clock(&self) -> Result<Box<dyn Clock>, DriverError> {
+        Ok(Box::new(clock::EventClock::new(&self.context, &self.stream)))
     }
 
     fn mark(&self) -> Result<Box<dyn Mark>, DriverError> {

@@ -1,4 +1,5 @@
-//! Copies and fills, on one stream of our own. It is non-blocking: not ordered against ggml's streams nor the legacy default stream.
+//! Copies and fills, on one stream of our own. It is non-blocking: not ordered against ggml's streams nor the legacy default stream. Lists of copies
+//! on the device run beside it (`beside`), until something but an upload is asked for.
 
 use core::ffi::c_void;
 use std::sync::Arc;
@@ -7,17 +8,19 @@ use cudarc::driver::result;
 use cudarc::driver::sys;
 
 use super::super::{DriverError, Mark, Rows};
+use super::beside::Beside;
 use super::context::Context;
 use super::failed;
-use super::launch::Kernels;
+use super::launch::{Copy, Kernels};
 use crate::abi::inner;
 
 /// A stream and the kernels that run on it.
 #[derive(Debug)]
 pub(super) struct Stream {
+    beside: Beside,
+    kernels: Kernels,
     context: Arc<Context>,
     stream: sys::CUstream,
-    kernels: Kernels,
 }
 
 // SAFETY: a stream handle may be used from any thread with its context current; the driver serialises the calls.
@@ -30,9 +33,25 @@ impl Stream {
     pub(super) fn new(context: Arc<Context>) -> Result<Self, DriverError> {
         context.enter()?;
         let kernels = Kernels::load()?;
+        let beside = Beside::new(&context)?;
         let stream =
             result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("cuStreamCreate"))?;
-        Ok(Self { context, stream, kernels })
+        Ok(Self { beside, kernels, context, stream })
+    }
+
+    /// Orders what is queued from now on behind the lists of copies.
+    fn join(&self) -> Result<(), DriverError> {
+        self.beside.join(self.stream)
+    }
+
+    /// Copies on the device, beside what is uploaded next.
+    ///
+    /// # Safety
+    /// All ranges are device memory; no target overlaps another range, nor one that is uploaded to before the next mark.
+    pub(super) unsafe fn copy_list(&self, copies: &[Copy]) -> Result<(), DriverError> {
+        self.context.enter()?;
+        // SAFETY: the caller's contract; both streams belong to the current context.
+        unsafe { self.beside.copy(self.stream, &self.kernels, copies) }
     }
 
     /// Sets bytes.
@@ -44,6 +63,7 @@ impl Stream {
             return Ok(());
         }
         self.context.enter()?;
+        self.join()?;
         // SAFETY: the caller's contract; the stream belongs to the current context.
         unsafe { self.kernels.fill(self.stream, address as u64, bytes as u64, value) }
     }
@@ -83,6 +103,7 @@ impl Stream {
             return Ok(());
         }
         self.context.enter()?;
+        self.join()?;
         if rows.count == 1 {
             // SAFETY: the caller's contract.
             return unsafe { sys::cuMemcpyDtoHAsync_v2(target, address as u64, rows.size, self.stream) }
@@ -115,6 +136,7 @@ impl Stream {
     /// Both ranges are device memory.
     pub(super) unsafe fn copy(&self, target: usize, source: usize, bytes: usize) -> Result<(), DriverError> {
         self.context.enter()?;
+        self.join()?;
         // SAFETY: the caller's contract.
         unsafe { sys::cuMemcpyAsync(target as u64, source as u64, bytes, self.stream) }
             .result()
@@ -124,14 +146,14 @@ impl Stream {
     /// Orders what is queued from now on behind an event.
     pub(super) fn wait(&self, event: &Event) -> Result<(), DriverError> {
         self.context.enter()?;
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: a stream and an event of the current context.
-        unsafe { result::stream::wait_event(self.stream, event.event, flags) }.map_err(failed("cuStreamWaitEvent"))
+        unsafe { event.hold_on(self.stream) }
     }
 
     /// Waits for everything on this stream.
     pub(super) fn synchronize(&self) -> Result<(), DriverError> {
         self.context.enter()?;
+        self.join()?;
         // SAFETY: a stream of the current context.
         unsafe { result::stream::synchronize(self.stream) }.map_err(failed("cuStreamSynchronize"))
     }
@@ -161,17 +183,53 @@ unsafe impl Sync for Event {}
 impl Event {
     /// A new event, without timing.
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
+        Self::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// A new event that takes the time when it is reached.
+    pub(super) fn timed(context: &Arc<Context>) -> Result<Self, DriverError> {
+        Self::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<Self, DriverError> {
         context.enter()?;
-        let event =
-            result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed("cuEventCreate"))?;
+        let event = result::event::create(flags).map_err(failed("cuEventCreate"))?;
         Ok(Self { context: Arc::clone(context), event })
     }
 
-    /// Marks the present end of a stream.
+    /// Marks the present end of a stream, lists of copies beside it included.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), DriverError> {
         self.context.enter()?;
-        // SAFETY: an event and a stream of the current context.
-        unsafe { result::event::record(self.event, stream.stream) }.map_err(failed("cuEventRecord"))
+        stream.join()?;
+        // SAFETY: a stream of the current context.
+        unsafe { self.record_on(stream.stream) }
+    }
+
+    /// Marks the present end of a stream.
+    ///
+    /// # Safety
+    /// A stream of this event's context, which is current.
+    pub(super) unsafe fn record_on(&self, stream: sys::CUstream) -> Result<(), DriverError> {
+        // SAFETY: an event of the current context; the rest is the caller's contract.
+        unsafe { result::event::record(self.event, stream) }.map_err(failed("cuEventRecord"))
+    }
+
+    /// Orders what is queued on a stream from now on behind the mark.
+    ///
+    /// # Safety
+    /// As for [`Event::record_on`].
+    pub(super) unsafe fn hold_on(&self, stream: sys::CUstream) -> Result<(), DriverError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: an event of the current context; the rest is the caller's contract.
+        unsafe { result::stream::wait_event(stream, self.event, flags) }.map_err(failed("cuStreamWaitEvent"))
+    }
+
+    /// Microseconds from another mark to this one; both were reached and take the time.
+    pub(super) fn us_after(&self, earlier: &Self) -> Result<f64, DriverError> {
+        self.context.enter()?;
+        // SAFETY: two events of the current context.
+        let ms = unsafe { result::event::elapsed(earlier.event, self.event) }.map_err(failed("cuEventElapsedTime"))?;
+        Ok(f64::from(ms) * 1000.0)
     }
 
     /// Waits for the mark.
