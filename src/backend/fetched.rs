@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use super::streamed::{Pass, brought};
+use super::streamed::{self, Pass};
 use super::{Backend, BackendError, Planned, State};
 use crate::abi::graph::Graph;
 use crate::abi::inner::Status;
@@ -120,43 +120,60 @@ impl Backend {
         planned: &Planned,
         pass: &mut Pass<'_, 'a>,
     ) -> Result<Status, BackendError> {
-        let depth = pass.ring.depth();
-        let (mut number, mut block) = (0, 0);
+        let mut block = 0;
         for step in &planned.plan.steps {
-            let Some((_, products)) = brought(nodes, step) else {
-                let status = self.run_step(state, graph, nodes, step)?;
-                if status != Status::SUCCESS {
-                    return Ok(status);
-                }
-                continue;
+            let status = if let Some((_, products)) = streamed::brought(nodes, step) {
+                let products = products.iter().map(|&index| nodes[index]);
+                block += 1;
+                self.run_fetched_block(state, graph, nodes, pass, (block - 1, products))?
+            } else {
+                self.run_step(state, graph, nodes, step)?
             };
-            let first = nodes[products[0]];
-            let waits = Instant::now();
-            // The stream is idle after it, so nobody reads the ring any more.
-            let used = readback::used(&self.inner, first)?;
-            state.counters.waits += 1;
-            state.counters.wait_ns += u64::try_from(waits.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            state.plain.forget_retired();
-            if let (Some(cache), Some(weight)) = (pass.cache.as_deref_mut(), first.source(0)) {
-                state.counters.upload_bytes += cache.load_used(self.device, weight.data(), &used)?;
+            if status != Status::SUCCESS {
+                return Ok(status);
             }
-            let end = number + pass.parts[number..].iter().take_while(|part| part.block == block).count();
-            for next in number..end.min(number + depth) {
-                self.fill(state, pass, next, Some(&used))?;
-            }
-            while number < end {
-                let status = self.run_part(state, graph, nodes, pass, number)?;
-                if status != Status::SUCCESS {
-                    return Ok(status);
-                }
-                if number + depth < end {
-                    self.fill(state, pass, number + depth, Some(&used))?;
-                }
-                number += 1;
-            }
-            state.counters.fetched_blocks += 1;
-            block += 1;
         }
+        if let (Some(cache), Some(middle)) = (pass.cache.as_deref_mut(), planned.middle) {
+            cache.end_fetched(middle.tokens);
+        }
+        Ok(Status::SUCCESS)
+    }
+
+    fn run_fetched_block<'a>(
+        &self,
+        state: &mut State,
+        graph: Graph<'a>,
+        nodes: &[Tensor<'a>],
+        pass: &mut Pass<'_, 'a>,
+        (block, mut products): (usize, impl Iterator<Item = Tensor<'a>>),
+    ) -> Result<Status, BackendError> {
+        let Some(first) = products.next() else { return Ok(Status::SUCCESS) };
+        let waits = Instant::now();
+        // The stream is idle after it, so nobody reads the ring any more.
+        let used = readback::used(&self.inner, first)?;
+        state.counters.waits += 1;
+        state.counters.wait_ns += u64::try_from(waits.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        state.plain.forget_retired();
+        if let (Some(cache), Some(weight)) = (pass.cache.as_deref_mut(), first.source(0)) {
+            state.counters.upload_bytes += cache.load_used(self.device, weight.data(), &used)?;
+        }
+        let parts = pass.parts;
+        let start = parts.partition_point(|part| part.block < block);
+        let end = parts.partition_point(|part| part.block <= block);
+        let depth = pass.ring.depth();
+        for number in start..end.min(start + depth) {
+            self.fill(state, pass, number, Some(&used.runs))?;
+        }
+        for number in start..end {
+            let status = self.run_part(state, graph, nodes, pass, number)?;
+            if status != Status::SUCCESS {
+                return Ok(status);
+            }
+            if number + depth < end {
+                self.fill(state, pass, number + depth, Some(&used.runs))?;
+            }
+        }
+        state.counters.fetched_blocks += 1;
         Ok(Status::SUCCESS)
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct Pass<'p, 'a> {
     pub(super) ring: &'p mut Ring,
     pub(super) parts: &'p [Brought<'a>],
     pub(super) cache: Option<&'p mut Cache>,
-    watch: Option<Watch>,
+    pub(super) watch: Option<Watch>,
 }
 
 impl Backend {
@@ -59,7 +59,7 @@ impl Backend {
         let tokens =
             blocks.first().and_then(|(_, products)| nodes[*products.first()?].source(2)).map(|ids| ids.ne()[1]);
         let tokens = tokens.and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or(0);
-        let watch = if fetch { None } else { Watch::new(self.device, ring.shape(), &parts, tokens) };
+        let watch = Watch::new(self.device, ring.shape(), &parts, tokens);
         let mut pass = Pass { is_brought, ring: &mut ring, parts: &parts, cache: cache.as_mut(), watch };
         let outcome = if fetch {
             self.run_fetched(state, graph, nodes, planned, &mut pass)
@@ -140,7 +140,8 @@ impl Backend {
         Ok(Status::SUCCESS)
     }
 
-    /// Begins to bring the experts of a part, all or those of `used`, if there is one of this number, when the device has done what was queued so far.
+    /// Begins to bring the experts of a part, if there is one of this number, when the device has done what was queued so far: all, or those of
+    /// `used`.
     pub(super) fn fill(
         &self,
         state: &mut State,

@@ -180,6 +180,7 @@ impl Device {
         for shape in stage::shapes(needs, lendable, only) {
             match Ring::new(self, shape) {
                 Ok(ring) => {
+                    log::info(&format!("{}: staging of {shape} is made", self.label()));
                     self.tell_staging(shape, &stage::reason(shape, needs, lendable));
                     return Some(ring);
                 }

@@ -28,18 +28,21 @@ impl Ids<'_> {
     /// Which of `experts` experts are named, as runs of neighbours in ascending order.
     pub fn runs(&self, experts: usize) -> Result<Vec<Range<usize>>, BadId> {
         let mut named = vec![false; experts];
+        self.each(experts, |id| named[id] = true)?;
+        Ok(runs(&named))
+    }
+
+    /// Calls `note` with every id, token by token, until one names none of `experts` experts.
+    pub fn each(&self, experts: usize, mut note: impl FnMut(usize)) -> Result<(), BadId> {
         for token in 0..self.tokens {
             for slot in 0..self.used {
                 let at = token.saturating_mul(self.token_stride).saturating_add(slot.saturating_mul(self.id_stride));
                 let word = self.bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());
                 let id = word.map_or(-1, |word| i64::from(i32::from_ne_bytes(*word)));
-                match usize::try_from(id).ok().and_then(|id| named.get_mut(id)) {
-                    Some(named) => *named = true,
-                    None => return Err(BadId { id }),
-                }
+                note(usize::try_from(id).ok().filter(|id| *id < experts).ok_or(BadId { id })?);
             }
         }
-        Ok(runs(&named))
+        Ok(())
     }
 }
 
@@ -100,6 +103,9 @@ mod tests {
             let bytes = bytes(&rows, 9);
             let runs = ids(&bytes, 4, rows.len(), 9).runs(64).unwrap();
             let found: Vec<usize> = runs.iter().cloned().flatten().collect();
+            let mut each = Vec::new();
+            ids(&bytes, 4, rows.len(), 9).each(64, |id| each.push(id)).unwrap();
+            prop_assert_eq!(each, rows.iter().flatten().map(|&id| usize::try_from(id).unwrap()).collect::<Vec<_>>());
             let named: BTreeSet<usize> = rows.iter().flatten().map(|&id| usize::try_from(id).unwrap()).collect();
             prop_assert_eq!(found, named.into_iter().collect::<Vec<_>>());
             prop_assert!(runs.windows(2).all(|pair| pair[0].end < pair[1].start));

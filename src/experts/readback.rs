@@ -9,12 +9,21 @@
 use std::ops::Range;
 
 use super::PlainError;
-use super::ids::Ids;
+use super::ids::{BadId, Ids};
 use crate::abi::inner;
 use crate::abi::tensor::Tensor;
 
-/// Waits for the inner stream; the experts that a product is about to use, as runs of neighbours in ascending order.
-pub(crate) fn used(inner: &inner::Backend, product: Tensor<'_>) -> Result<Vec<Range<usize>>, PlainError> {
+/// The experts that a product is about to use.
+#[derive(Debug)]
+pub(crate) struct Used {
+    /// As runs of neighbours, in ascending order.
+    pub(crate) runs: Vec<Range<usize>>,
+    /// Each use.
+    pub(crate) each: Vec<u32>,
+}
+
+/// Waits for the inner stream; the experts that a product is about to use.
+pub(crate) fn used(inner: &inner::Backend, product: Tensor<'_>) -> Result<Used, PlainError> {
     let operand = || PlainError::Operand(product.name());
     let (weight, ids) = product.source(0).zip(product.source(2)).ok_or_else(operand)?;
     let experts = usize::try_from(weight.ne()[2]).unwrap_or(0);
@@ -34,5 +43,8 @@ pub(crate) fn used(inner: &inner::Backend, product: Tensor<'_>) -> Result<Vec<Ra
     let extent = |dimension: usize| usize::try_from(ids.ne()[dimension]).unwrap_or(0);
     let view =
         Ids { bytes: &bytes, used: extent(0), tokens: extent(1), id_stride: ids.nb()[0], token_stride: ids.nb()[1] };
-    view.runs(experts).map_err(|bad| PlainError::BadId { node: product.name(), id: bad.id, experts })
+    let bad = |bad: BadId| PlainError::BadId { node: product.name(), id: bad.id, experts };
+    let mut each = Vec::with_capacity(view.used * view.tokens);
+    view.each(experts, |id| each.extend(u32::try_from(id))).map_err(bad)?;
+    Ok(Used { runs: view.runs(experts).map_err(bad)?, each })
 }

@@ -133,7 +133,7 @@ fn prompts_beside_decoding_equal_stock() {
         let keys = format!("{keys};log=debug");
         let (ours, finished) = run(Side::Plugin { keys: &keys, device: "MoE0" });
         assert_eq!(ours, stock, "{}", finished.report("not equal to stock"));
-        let (log, made) = (finished.log(), finished.lines_with("of staging for passes").len());
+        let (log, made) = (finished.log(), finished.lines_with("staging of").len());
         assert!(largest(&log, "hits") > 0 && made > 0, "{}", finished.report("no hit, or no staging"));
         assert!(made <= 2, "{}", finished.report(&format!("staging was made {made} times")));
         assert_eq!(finished.lines_with("expert cache of").len(), 1, "{}", finished.report("the cache was made anew"));

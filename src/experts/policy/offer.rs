@@ -1,11 +1,12 @@
 //! What passes by because a pass brings it anyway.
 //!
-//! Owns: which of the experts that a pass of some tokens fetches are kept: as many as there is room for beside what is to be loaded there.
+//! Owns: which of the experts that a pass of some tokens fetches are kept: as many as there is room for beside what is to be loaded there; and
+//! their lifetime heat.
 //! Invariants: nothing leaves for them, and never more are held than there are slots; pools of whole layers take none.
-//! Threads: one at a time. Does not: count them as used.
+//! Threads: one at a time. Does not: count them as recent uses, hits or misses, so that no storm of uploads follows a prompt.
 
 use super::super::shape::GroupId;
-use super::{Admission, Order, Policy, absent_row};
+use super::{Admission, End, Order, Policy, Regime, absent_row};
 
 impl Policy {
     /// Experts of a group are on their way to the device: takes those for which there is room.
@@ -24,11 +25,33 @@ impl Policy {
         }
         &self.out
     }
+
+    /// A pass whose ids are known used these experts of a group.
+    pub fn note_heat(&mut self, group: GroupId, experts: impl Iterator<Item = u32>) {
+        for expert in experts {
+            let Some(block) = self.shape.block(group, expert) else { continue };
+            let row = self.ranking.row(block);
+            let before = self.heat_level(block);
+            self.heat.add(block);
+            let after = self.heat_level(block);
+            self.pools[usize::from(row / 2)].comparison.shift_heat(before, after);
+            if self.order(row / 2) == Order::By(Regime::Frequency) {
+                self.ranking.place(block, row, self.level(block), End::Back);
+            }
+        }
+    }
+
+    /// The pass had so many tokens.
+    pub fn pass_heat(&mut self, tokens: u32) {
+        if self.heat.advance(tokens) {
+            self.recount_heat();
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Pool, Settings};
+    use super::super::{Pool, Settings, Tally};
     use super::*;
     use crate::experts::heat::Heat;
     use crate::experts::shape::{Group, Shape};
@@ -58,6 +81,24 @@ mod tests {
         assert_eq!(learned, 12);
         assert_eq!(policy.offer(GroupId(0), 0..8).len(), 2);
         assert!(!policy.preload(4).is_empty());
+    }
+
+    /// What passed by is remembered as what was decoded is, but nothing moves for it.
+    #[test]
+    fn uses_of_a_pass_are_heat_and_no_more() {
+        let [mut passed, mut decoded] = [policy(4, Heat::new(16)), policy(4, Heat::new(16))];
+        for token in 0..40 {
+            let used = [token % 3, 3 + token % 2];
+            passed.note_heat(GroupId(1), used.into_iter());
+            passed.pass_heat(1);
+            decoded.note_use(GroupId(1), used);
+            decoded.end_of_step(1);
+        }
+        for block in passed.shape().blocks_of(GroupId(1)) {
+            assert_eq!(passed.heat().rate(block).to_bits(), decoded.heat().rate(block).to_bits());
+        }
+        assert_eq!((passed.tally(), passed.held(0)), (Tally::default(), 0));
+        assert!(passed.end_of_step(1).is_empty() && decoded.held(0) > 0);
     }
 
     #[test]
