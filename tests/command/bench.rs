@@ -326,7 +326,7 @@ fn prompts_are_compared_at_the_same_memory() {
     assert_eq!(report.pointer("/prompt_tables/0/prompts/0/best/equal/ratio").and_then(Value::as_f64), Some(2.0));
     assert!(fs::read_to_string(&drawn).expect("a picture").contains(">idle<"));
     let (status, output, _) = host.bench(&["--list"]);
-    assert!(status == Some(0) && output.contains("pp128/512") && output.contains("2.00x"), "{output}");
+    assert!(status == Some(0) && output.contains("pp128/1024") && output.contains("2.00x"), "{output}");
     let lines = drawn.with_extension("jsonl");
     let (status, output, _) = host.call("bench", &["--draw-timeline", lines.to_str().expect("text")]);
     assert!(status == Some(0) && output.contains("pass 1 of 64 tokens"), "{output}");
