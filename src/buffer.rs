@@ -115,7 +115,7 @@ impl Buffer {
     }
 
     fn default_storage(device: &'static Device, bytes: usize) -> Result<Storage, BufferError> {
-        let allocate = |what: &Device| Ok::<_, DriverError>(what.driver().allocate(bytes)?);
+        let allocate = |device: &Device| device.driver().allocate(bytes);
         if device.lends() {
             match Self::leased(device, (Use::Compute, Term::Lasting), bytes, &|device| device.driver().sparse(bytes)) {
                 Err(BufferError::Driver(DriverError::Unsupported(_))) => {}

@@ -79,6 +79,16 @@ fn paddings_are_zero() {
     }
 }
 
+/// Memory that comes and goes: copies find it, and nobody reads what is not there. With the test key all of it is there.
+#[test]
+fn compute_buffers_have_memory_where_it_is_used() {
+    for more in ["", ";debug-map-all=on", ";debug-poison=on"] {
+        case("lent", &format!("inner=CPU;cache=1{more}"));
+    }
+    case("lent", &format!("inner={LATE};debug-late=3;cache=1"));
+    case("scheduler", "inner=CPU;cache=1;debug-poison=on");
+}
+
 #[test]
 fn copies_between_buffers() {
     case_over_each("copies", "");

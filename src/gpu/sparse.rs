@@ -80,6 +80,7 @@ fn cut(ranges: &Ranges) -> Vec<Range<usize>> {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "one run of bytes is meant")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -243,6 +243,7 @@ pub(crate) fn elastic_waits(driver: &dyn Driver) {
 }
 
 /// Ranges that a sparse memory of 200 MiB is asked for and cut down to, in units: runs within and across the largest pieces.
+#[expect(clippy::single_range_in_vec_init, reason = "one run of units is meant")]
 const SPARSE_STEPS: [(bool, &[std::ops::Range<usize>]); 9] = [
     (false, &[3..5, 40..41, 96..100]),
     (true, &[0..60]),
@@ -260,7 +261,9 @@ pub(crate) fn sparse(driver: &dyn Driver) {
     const UNIT: usize = 2 << 20;
     let memory = driver.sparse(100 * UNIT).unwrap();
     let base = memory.base();
-    assert!(memory.bytes() >= 100 * UNIT && memory.mapped_bytes() == memory.bytes() && UNIT % memory.unit() == 0);
+    assert!(
+        memory.bytes() >= 100 * UNIT && memory.mapped_bytes() == memory.bytes() && UNIT.is_multiple_of(memory.unit())
+    );
     let content = |unit: usize| vec![u8::try_from(unit + 1).unwrap(); 4096];
     let places = |unit: usize| [unit * UNIT, unit * UNIT + 1234, (unit + 1) * UNIT - 4096];
     let mut known: Vec<usize> = (0..100).collect();

@@ -126,6 +126,7 @@ impl Mapping {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "one run of bytes is meant")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -157,6 +157,7 @@ static const struct {
     { "two-devices", case_two_devices, NULL },
     { "supports", case_supports, NULL },
     { "buffers", case_buffers, NULL },
+    { "lent", case_lent, NULL },
     { "copies", case_copies, NULL },
     { "graphs", case_graphs, NULL },
     { "abort", case_abort, NULL },

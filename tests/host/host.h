@@ -84,6 +84,7 @@ void case_device(void);        /* device.c */
 void case_two_devices(void);   /* device.c */
 void case_supports(void);      /* supports.c */
 void case_buffers(void);       /* buffers.c */
+void case_lent(void);          /* lent.c */
 void case_copies(void);        /* buffers.c */
 void case_graphs(void);        /* graphs.c */
 void case_abort(void);         /* graphs.c */
