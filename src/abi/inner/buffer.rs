@@ -33,8 +33,11 @@ impl BufferType {
         let function = unsafe { field::<Option<GetName>>(self.as_ptr().cast(), layout.buffer_type.iface + slot) };
         // SAFETY: the type's own function, asked of the type.
         let name = function.map_or(core::ptr::null(), |function| unsafe { function(self.as_ptr()) });
+        if name.is_null() {
+            return String::new();
+        }
         // SAFETY: names are C strings that live as long as the type.
-        if name.is_null() { String::new() } else { unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned() }
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 
     /// Alignment of tensors in bytes; at least 1.
