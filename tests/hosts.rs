@@ -79,6 +79,8 @@ mod slots;
 mod splits;
 #[path = "hosts/state.rs"]
 mod state;
+#[path = "hosts/storage.rs"]
+mod storage;
 #[path = "hosts/summary.rs"]
 mod summary;
 #[path = "hosts/telemetry.rs"]
