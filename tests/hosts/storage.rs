@@ -21,7 +21,8 @@ const ON_DISK: &str = "experts mapped from the file";
 const NO_GROUP: i32 = 77;
 
 fn thin(name: &str, layers: &str) -> PathBuf {
-    let shape = ["--experts", "16", "--used", "4", "--embd", "1024", "--ff", "768", "--heads", "8", "--kv", "2", "--hd", "64"];
+    let shape =
+        ["--experts", "16", "--used", "4", "--embd", "1024", "--ff", "768", "--heads", "8", "--kv", "2", "--hd", "64"];
     let shape: Vec<&str> = shape.into_iter().chain(["--vocab", "1024", "--layers", layers]).collect();
     model(name, &shape)
 }
@@ -134,7 +135,11 @@ fn a_model_twice_as_large_as_the_memory() {
 fn a_buffer_that_is_pinned_in_part() {
     for (threads, flags) in [(1, ["-b", "1", "-ub", "1", "-c", "64"]), (2, ["-b", "512", "-ub", "512", "-c", "512"])] {
         let stock = figures(&perplexity(Side::Stock, threads, 1, &flags));
-        for (budget, device) in [(5, "inner=CPU;cache=off"), (3, "inner=CPU;cache=5"), (7, "inner=LATE0;debug-late=5;cache=5;debug-poison=on")] {
+        for (budget, device) in [
+            (5, "inner=CPU;cache=off"),
+            (3, "inner=CPU;cache=5"),
+            (7, "inner=LATE0;debug-late=5;cache=5;debug-poison=on"),
+        ] {
             let keys = format!("{device};log=debug;debug-pins=1;pin-budget-mb={budget}");
             let finished = perplexity(Side::Plugin { keys: &keys, device: "MoE0" }, threads, 1, &flags);
             assert_eq!(figures(&finished), stock, "{}", finished.report(&keys));
@@ -153,7 +158,9 @@ fn experts_in_the_file_over_a_late_device() {
         (2, ["-b", "512", "-ub", "512", "-c", "512", "-lm", "mmap"], "streamed_blocks"),
     ] {
         let stock = figures(&perplexity(Side::Stock, threads, 1, &flags));
-        for keys in ["inner=LATE0;debug-late=6;cache=5;debug-poison=on;log=debug", "inner=CPU;debug-late=9;cache=5;log=debug"] {
+        for keys in
+            ["inner=LATE0;debug-late=6;cache=5;debug-poison=on;log=debug", "inner=CPU;debug-late=9;cache=5;log=debug"]
+        {
             let finished = perplexity(Side::Plugin { keys, device: "MoE0" }, threads, 1, &flags);
             assert_eq!(figures(&finished), stock, "{}", finished.report(keys));
             assert_eq!(finished.lines_with(ON_DISK).len(), 1, "{}", finished.report(keys));
