@@ -87,6 +87,8 @@ mod splits;
 mod staging;
 #[path = "hosts/state.rs"]
 mod state;
+#[path = "hosts/storage.rs"]
+mod storage;
 #[path = "hosts/summary.rs"]
 mod summary;
 #[path = "hosts/telemetry.rs"]

@@ -333,6 +333,19 @@ pub static KEYS: &[Key] = &[
         },
     },
     Key {
+        name: "debug-pins",
+        default: "none",
+        unit: "MiB",
+        range: "1 to 512",
+        effect: "Over ggml's own functions and a CPU device, host memory counts as registered in chunks of this size, within pin-budget-mb, and is then read in place; the rest is copied.",
+        reason: "Shows without a GPU that a buffer may be registered in part.",
+        test_only: true,
+        apply: |config, value| {
+            config.debug_pins = Some(value.parse().ok().filter(|mib| (1..=512).contains(mib)).ok_or(())?);
+            Ok(())
+        },
+    },
+    Key {
         name: "debug-late",
         default: "none",
         unit: "seed",

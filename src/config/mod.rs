@@ -164,6 +164,8 @@ pub struct Config {
     pub debug_pad: usize,
     /// Seed of the delays of copies that are late on purpose (tests only).
     pub debug_late: Option<u32>,
+    /// The size of chunks in MiB in which memory counts as registered that no driver registers (tests only).
+    pub debug_pins: Option<usize>,
     /// Whether memory of the cache that nobody may read is poisoned (tests only).
     pub debug_poison: bool,
     /// Whether lending is pretended only (tests only).
@@ -198,6 +200,7 @@ impl Default for Config {
             debug_fixed_memory: false,
             debug_pad: 0,
             debug_late: None,
+            debug_pins: None,
             debug_poison: false,
             debug_map_all: false,
         }

@@ -206,14 +206,15 @@ mod tests {
     #[test]
     fn test_keys() {
         let (config, notices) = parse(
-            "debug-panic=buffer.clear;debug-fail-alloc=host:3;debug-graph=add-node;debug-pad=96;debug-late=7;debug-poison=on",
+            "debug-panic=buffer.clear;debug-fail-alloc=host:3;debug-graph=add-node;debug-pad=96;debug-late=7;debug-poison=on;\
+             debug-pins=2",
         );
         assert_eq!(notices, vec![]);
         assert_eq!(config.debug_panic.as_deref(), Some("buffer.clear"));
         assert_eq!(config.debug_fail_alloc, Some(AllocationFault { kind: AllocationKind::Host, every: 3 }));
         assert_eq!(config.debug_graph, Some(GraphMode::AddNode));
         assert_eq!(config.debug_pad, 96);
-        assert_eq!((config.debug_late, config.debug_poison), (Some(7), true));
+        assert_eq!((config.debug_late, config.debug_poison, config.debug_pins), (Some(7), true, Some(2)));
         let (config, notices) = parse("timeline=/tmp/a.jsonl;debug-staging=two-tensors");
         assert_eq!(notices, vec![]);
         assert_eq!(config.timeline.as_deref(), Some(std::path::Path::new("/tmp/a.jsonl")));
@@ -257,6 +258,8 @@ mod tests {
             "debug-fail-alloc=disk:1",
             "debug-pad=-1",
             "debug-late=soon",
+            "debug-pins=0",
+            "debug-pins=513",
             "debug-poison=1",
             "debug-panic=x",
             "debug-panic=a.b\nc",

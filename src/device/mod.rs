@@ -261,9 +261,14 @@ impl Device {
     /// The driver of the inner device's memory; opened at the first use, because loading the plugin must touch no device.
     pub(crate) fn driver(&self) -> &dyn Driver {
         let driver = self.driver.get_or_init(|| {
-            let Config { debug_cuda, debug_late, ref experts, .. } = *self.config;
-            let (driver, lines) =
-                gpu::open(&self.inner, self.inner_buffer_type, debug_cuda, debug_late, experts.link_gbs);
+            let Config { debug_cuda, debug_late, ref experts, debug_pins, .. } = *self.config;
+            let options = gpu::Options {
+                fault: debug_cuda,
+                late: debug_late,
+                link_gbs: experts.link_gbs,
+                pins: debug_pins.is_some(),
+            };
+            let (driver, lines) = gpu::open(&self.inner, self.inner_buffer_type, options);
             // Told with the first graph; nobody else sets it, since the driver is opened once.
             let _ = self.driver_lines.set(lines);
             driver
@@ -286,6 +291,11 @@ impl Device {
     /// Gives back what [`Device::claim_pinned`] took.
     pub(crate) fn release_pinned(&self, bytes: usize) {
         PINNED_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that are registered at once, at least.
+    pub(crate) fn pin_chunk_bytes(&self) -> usize {
+        self.config.debug_pins.unwrap_or(512) << 20
     }
 
     /// The budget of pinned memory, in bytes.

@@ -22,9 +22,6 @@ use crate::device::Device;
 use crate::gpu::{DriverError, Registration};
 use crate::telemetry::log;
 
-/// Chunks hold whole tensors until they reach this size.
-const CHUNK_BYTES: usize = 512 << 20;
-
 /// The registration of one expert buffer.
 pub(crate) struct Pinner {
     shared: Arc<Shared>,
@@ -146,7 +143,7 @@ impl Shared {
     fn run(&self) {
         let all: Vec<Range<usize>> = groups(self.tensors.lock().clone(), self.memory.file_ranges())
             .into_iter()
-            .flat_map(|group| chunks(group, CHUNK_BYTES))
+            .flat_map(|group| chunks(group, self.device.pin_chunk_bytes()))
             .collect();
         let whole: usize = all.iter().map(Range::len).sum();
         let mut pinned = 0;

@@ -123,13 +123,13 @@ pub(crate) struct Late {
 
 impl Late {
     /// A driver over the inner device's buffer type; `None` if the system has no thread for it.
-    pub(crate) fn new(buffer_type: inner::BufferType, is_cpu: bool, seed: u32) -> Option<Self> {
+    pub(crate) fn new(buffer_type: inner::BufferType, is_cpu: bool, pins: bool, seed: u32) -> Option<Self> {
         let queue = Arc::new(Queue::default());
         let random = u64::from(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let worker = Arc::clone(&queue);
         let thread = std::thread::Builder::new().name("ggml-moe-late".to_owned());
         thread.spawn(move || worker.run(random)).ok()?;
-        Some(Self { generic: Generic::new(buffer_type, is_cpu), queue })
+        Some(Self { generic: Generic::new(buffer_type, is_cpu, pins), queue })
     }
 }
 

@@ -345,18 +345,29 @@ pub(crate) enum DriverError {
     },
 }
 
+/// How a driver is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// What CUDA is made to look like (tests only).
+    pub(crate) fault: Option<CudaFault>,
+    /// Seed of copies that are late on purpose (tests only).
+    pub(crate) late: Option<u32>,
+    /// How slow the link is made to look, in 10^9 bytes per second (benchmarks only).
+    pub(crate) link_gbs: Option<f32>,
+    /// Whether memory counts as registered where no driver registers it and none is needed (tests only).
+    pub(crate) pins: bool,
+}
+
 /// The driver for an inner device, with a link that looks as slow as asked for, and what there is to tell about it.
 pub(crate) fn open(
     device: &inner::Device,
     buffer_type: inner::BufferType,
-    fault: Option<CudaFault>,
-    late: Option<u32>,
-    link_gbs: Option<f32>,
+    options: Options,
 ) -> (Box<dyn Driver>, Vec<String>) {
-    let (driver, reason) = open_at_full_speed(device, buffer_type, fault, late);
+    let (driver, reason) = open_at_full_speed(device, buffer_type, options);
     let mut lines: Vec<String> =
         reason.into_iter().map(|reason| format!("memory goes through {}: {reason}", driver.name())).collect();
-    let driver = match link_gbs {
+    let driver = match options.link_gbs {
         None => driver,
         Some(gbs) => {
             let (driver, line) = slow::slow_down(driver, gbs);
@@ -365,7 +376,7 @@ pub(crate) fn open(
         }
     };
     // Over a late device for the tests.
-    let bounces = driver.pins() || late.is_some();
+    let bounces = driver.pins() || options.late.is_some();
     (if bounces { bounce::over(driver) } else { driver }, lines)
 }
 
@@ -378,15 +389,14 @@ pub(crate) fn link_rate(driver: &dyn Driver) -> Option<f32> {
 fn open_at_full_speed(
     device: &inner::Device,
     buffer_type: inner::BufferType,
-    fault: Option<CudaFault>,
-    late: Option<u32>,
+    Options { fault, late, pins, .. }: Options,
 ) -> (Box<dyn Driver>, Option<String>) {
     let provider = device.provider();
     let is_cpu = provider == "CPU";
     let generic = || -> Box<dyn Driver> {
-        match late.and_then(|seed| late::Late::new(buffer_type, is_cpu, seed)) {
+        match late.and_then(|seed| late::Late::new(buffer_type, is_cpu, pins, seed)) {
             Some(late) => Box::new(late),
-            None => Box::new(generic::Generic::new(buffer_type, is_cpu)),
+            None => Box::new(generic::Generic::new(buffer_type, is_cpu, pins)),
         }
     };
     if provider != "CUDA" {

@@ -353,12 +353,12 @@ driver_suite!(generic, [#[ignore = "needs the stock host's libraries; make test 
 driver_suite!(late, [#[ignore = "needs the stock host's libraries; make test runs it"]], crate::gpu::suite::late_over_cpu(), registers: false);
 
 fn late_over_cpu() -> Box<dyn Driver> {
-    Box::new(super::late::Late::new(cpu_buffer_type(), true, 1).unwrap())
+    Box::new(super::late::Late::new(cpu_buffer_type(), true, false, 1).unwrap())
 }
 
 /// The generic driver over the CPU device of the stock host whose folder `GGML_MOE_STOCK` names.
 fn generic_over_cpu() -> Box<dyn Driver> {
-    Box::new(super::generic::Generic::new(cpu_buffer_type(), true))
+    Box::new(super::generic::Generic::new(cpu_buffer_type(), true, false))
 }
 
 fn cpu_buffer_type() -> crate::abi::inner::BufferType {

@@ -42,7 +42,7 @@ const LIKE_DEEPSEEK: [&str; 20] = [
 ];
 
 /// Makes a model, again when the script is newer.
-fn model(name: &str, shape: &[&str]) -> PathBuf {
+pub(crate) fn model(name: &str, shape: &[&str]) -> PathBuf {
     let script = package().join("tests/gpu/synth_moe.py");
     let path = kept_folder("models").join(format!("{name}.gguf"));
     let time = |path: &PathBuf| path.metadata().and_then(|data| data.modified()).ok();

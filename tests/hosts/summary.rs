@@ -27,6 +27,8 @@ pub(crate) fn largest(log: &str, counter: &str) -> u64 {
 pub(crate) fn ran_in_blocks(finished: &Finished) {
     let log = finished.log();
     assert!(largest(&log, "blocks") > 0, "{}", finished.report("no MoE block ran"));
-    assert!(largest(&log, "expert_bytes") > 0, "{}", finished.report("no expert was copied"));
+    let in_place = log.contains("experts mapped from the file") || log.contains("reads them in place");
+    let reached = largest(&log, "expert_bytes") > 0 || largest(&log, "misses") > 0 || in_place;
+    assert!(reached, "{}", finished.report("no expert was copied, computed in RAM or read in place"));
     assert_eq!(largest(&log, "unrecognised"), 0, "{}", finished.report("MoE nodes in no block"));
 }

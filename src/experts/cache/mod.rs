@@ -438,6 +438,8 @@ impl Cache {
         let pool = &self.pools[usize::from(weights.pool)];
         self.poisoned.remove(&(weights.pool, slot));
         let mut bytes = 0;
+        let at = |weight: &Weight| (weight.address + expert as usize * weight.expert_bytes, weight.expert_bytes);
+        self.read_ahead.ask(weights.matrices.iter().map(at));
         for (plane, weight) in pool.planes.iter().zip(&weights.matrices) {
             let source = weight.address + expert as usize * weight.expert_bytes;
             uploads::upload(device, plane.place(slot), source, weight.expert_bytes)?;

@@ -1,0 +1,170 @@
+//! Where experts lie: RAM that is pinned, RAM that is not, the model's file. Results are stock's, and the memory is what it should be.
+//!
+//! The models are made by `tests/gpu/synth_moe.py`: random weights, many thin layers, so that what the CPU device copies for one layer is little beside
+//! the model. `tests/support/watch.py` looks at memory, faults and reads.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::perplexity::{figures, perplexity};
+use crate::shapes::model;
+use crate::summary::{largest, ran_in_blocks};
+use crate::support::process::{Finished, run};
+use crate::support::stock::{Side, tool};
+use crate::support::{fixture, package, text};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const ON_DISK: &str = "experts mapped from the file";
+const NO_GROUP: i32 = 77;
+
+fn thin(name: &str, layers: &str) -> PathBuf {
+    let shape =
+        ["--experts", "16", "--used", "4", "--embd", "1024", "--ff", "768", "--heads", "8", "--kv", "2", "--hd", "64"];
+    let shape: Vec<&str> = shape.into_iter().chain(["--vocab", "1024", "--layers", layers]).collect();
+    model(name, &shape)
+}
+
+fn mib(path: &Path) -> u64 {
+    path.metadata().expect("a model").len() >> 20
+}
+
+fn figures_of(side: Side<'_>, model: &Path, flags: &[&str]) -> Command {
+    let mut command = tool("llama-perplexity", side, model, 1);
+    command.args(["-f", text(&fixture("eval.txt")), "--chunks", "1", "--no-warmup"]).args(flags);
+    command
+}
+
+/// Runs a command and watches it; `None` where it was to run with little memory and cannot.
+fn watched(command: &Command, options: &[&str]) -> Option<(Finished, Value)> {
+    let report = tempfile::NamedTempFile::new().expect("a file for the report");
+    let mut watch = Command::new("python3");
+    watch.arg(package().join("tests/support/watch.py")).arg(report.path()).args(options).arg("--");
+    watch.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            watch.env(name, value);
+        }
+    }
+    let finished = run(&mut watch, LIMIT);
+    if finished.status.code() == Some(NO_GROUP) {
+        return None;
+    }
+    let finished = finished.success();
+    let report = std::fs::read(report.path()).expect("a report");
+    Some((finished, serde_json::from_slice(&report).expect("a report in JSON")))
+}
+
+fn number(report: &Value, name: &str) -> u64 {
+    report[name].as_u64().unwrap_or_else(|| panic!("no {name} in {report}"))
+}
+
+/// No load mode takes the model twice, and with a mapped file there is none of the experts beside it.
+#[test]
+fn every_load_mode_holds_experts_once() {
+    let model = thin("storage-500", "24");
+    let whole = mib(&model);
+    assert!((400..600).contains(&whole), "{whole} MiB");
+    let flags = ["-c", "8", "-b", "1", "-ub", "1", "-lm"];
+    let mode = |mode: &'static str| flags.iter().copied().chain([mode]).collect::<Vec<_>>();
+    let stock = figures(&run(&mut figures_of(Side::Stock, &model, &mode("mmap")), LIMIT).success());
+    for (name, keys, most) in [
+        ("none", "inner=CPU;log=debug", whole * 11 / 10),
+        ("mmap", "inner=CPU;log=debug", whole / 4),
+        ("mmap", "inner=CPU;log=debug;experts-from=file;cache=48", whole / 4),
+        ("mmap", "inner=CPU;log=debug;experts-from=ram", whole * 11 / 10),
+        ("mlock", "inner=CPU;log=debug", whole * 11 / 10),
+        ("mmap+mlock", "inner=CPU;log=debug", whole * 11 / 10),
+        ("dio", "inner=CPU;log=debug", whole * 11 / 10),
+    ] {
+        let side = Side::Plugin { keys, device: "MoE0" };
+        let (finished, report) = watched(&figures_of(side, &model, &mode(name)), &[]).expect("no limit was asked for");
+        let heading = format!("{name} with {keys}: {report}, at most {most} MiB");
+        assert_eq!(figures(&finished), stock, "{}", finished.report(&heading));
+        ran_in_blocks(&finished);
+        assert!(number(&report, "peak_own_kib") >> 10 <= most, "{}", finished.report(&heading));
+        let in_file = name == "mmap" && !keys.contains("ram");
+        assert_eq!(!finished.lines_with(ON_DISK).is_empty(), in_file, "{}", finished.report(&heading));
+        println!("{heading}");
+    }
+}
+
+/// From a dropped page cache a mapped model costs no more reads and faults than it costs stock.
+#[test]
+fn a_mapped_model_is_read_once() {
+    let model = thin("storage-500", "24");
+    let flags = ["-c", "8", "-b", "8", "-ub", "8", "-lm", "mmap"];
+    let drop = ["--drop", text(&model)];
+    let side = Side::Plugin { keys: "inner=CPU;log=debug", device: "MoE0" };
+    let (stock, theirs) = watched(&figures_of(Side::Stock, &model, &flags), &drop).expect("no limit was asked for");
+    let (finished, ours) = watched(&figures_of(side, &model, &flags), &drop).expect("no limit was asked for");
+    assert_eq!(figures(&finished), figures(&stock), "{}", finished.report("the figures differ"));
+    println!("stock {theirs}, plugin {ours}");
+    // The plugin's own library is read, too; faults happen where read-ahead has not come yet, a few more or less.
+    assert!(number(&ours, "read_bytes") <= number(&theirs, "read_bytes") + (4 << 20), "{ours} beside {theirs}");
+    assert!(number(&ours, "major_faults") <= number(&theirs, "major_faults") + 64, "{ours} beside {theirs}");
+}
+
+/// With half of the memory that the model takes: equal results, and hardly more to read than stock has.
+#[test]
+fn a_model_twice_as_large_as_the_memory() {
+    let model = thin("storage-170", "8");
+    let limit = (mib(&model) / 2).to_string();
+    let options = ["--drop", text(&model), "--limit", &limit];
+    let flags = ["-c", "8", "-b", "4", "-ub", "4", "-lm", "mmap"];
+    let Some((stock, theirs)) = watched(&figures_of(Side::Stock, &model, &flags), &options) else {
+        println!("skipped: no control group with a memory limit can be made here");
+        return;
+    };
+    for keys in ["inner=CPU;log=debug", "inner=CPU;log=debug;cache=16"] {
+        let side = Side::Plugin { keys, device: "MoE0" };
+        let (finished, ours) = watched(&figures_of(side, &model, &flags), &options).expect("as before");
+        println!("stock {theirs}, {keys} {ours}");
+        assert_eq!(figures(&finished), figures(&stock), "{}", finished.report("the figures differ"));
+        assert!(!finished.lines_with(ON_DISK).is_empty(), "{}", finished.report("not in the file"));
+        let (read, most) = (number(&ours, "read_bytes"), number(&theirs, "read_bytes") / 4 * 5);
+        assert!(read <= most, "{}", finished.report(&format!("{ours} beside {theirs}")));
+    }
+}
+
+/// A buffer of which a part counts as registered, the rest not, at every border between chunks of a MiB; one token per pass and long passes, with
+/// and without a cache.
+#[test]
+fn a_buffer_that_is_pinned_in_part() {
+    for (threads, flags) in [(1, ["-b", "1", "-ub", "1", "-c", "64"]), (2, ["-b", "512", "-ub", "512", "-c", "512"])] {
+        let stock = figures(&perplexity(Side::Stock, threads, 1, &flags));
+        for (budget, device) in [
+            (5, "inner=CPU;cache=off"),
+            (3, "inner=CPU;cache=5"),
+            (7, "inner=LATE0;debug-late=5;cache=5;debug-poison=on"),
+        ] {
+            let keys = format!("{device};log=debug;debug-pins=1;pin-budget-mb={budget}");
+            let finished = perplexity(Side::Plugin { keys: &keys, device: "MoE0" }, threads, 1, &flags);
+            assert_eq!(figures(&finished), stock, "{}", finished.report(&keys));
+            let told = format!("experts pinned: pin-budget-mb allows {budget}");
+            assert_eq!(finished.lines_with(&told).len(), 1, "{}", finished.report(&keys));
+            ran_in_blocks(&finished);
+        }
+    }
+}
+
+/// Experts in the file over a device whose copies are late: long passes go through the pieces, single tokens through the cache.
+#[test]
+fn experts_in_the_file_over_a_late_device() {
+    for (threads, flags, counter) in [
+        (1, ["-b", "1", "-ub", "1", "-c", "64", "-lm", "mmap"], "misses"),
+        (2, ["-b", "512", "-ub", "512", "-c", "512", "-lm", "mmap"], "streamed_blocks"),
+    ] {
+        let stock = figures(&perplexity(Side::Stock, threads, 1, &flags));
+        for keys in
+            ["inner=LATE0;debug-late=6;cache=5;debug-poison=on;log=debug", "inner=CPU;debug-late=9;cache=5;log=debug"]
+        {
+            let finished = perplexity(Side::Plugin { keys, device: "MoE0" }, threads, 1, &flags);
+            assert_eq!(figures(&finished), stock, "{}", finished.report(keys));
+            assert_eq!(finished.lines_with(ON_DISK).len(), 1, "{}", finished.report(keys));
+            assert!(largest(&finished.log(), counter) > 0, "{}", finished.report(keys));
+        }
+    }
+}
