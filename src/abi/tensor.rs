@@ -112,6 +112,11 @@ impl<'a> Tensor<'a> {
         self.raw().type_
     }
 
+    /// Whether it has no elements.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ne().contains(&0)
+    }
+
     /// Elements per dimension.
     pub(crate) fn ne(&self) -> [i64; 4] {
         self.raw().ne

@@ -122,7 +122,7 @@ impl Backend {
     ) -> Result<Status, BackendError> {
         let mut block = 0;
         for step in &planned.plan.steps {
-            let status = if let Some((_, products)) = streamed::streamed(step) {
+            let status = if let Some((_, products)) = streamed::brought(nodes, step) {
                 let products = products.iter().map(|&index| nodes[index]);
                 block += 1;
                 self.run_fetched_block(state, graph, nodes, pass, (block - 1, products))?

@@ -267,7 +267,10 @@ impl Backend {
             Step::Segment(_) => Vec::new(),
             Step::Copied { products, .. }
             | Step::Cached { copied: products, .. }
-            | Step::Streamed { copied: products, .. } => products.iter().map(|&index| nodes[index]).collect(),
+            | Step::Streamed { copied: products, .. } => {
+                // Of a prompt that goes on, the last layer has no tokens: nobody waits for its ids, and nothing is copied.
+                products.iter().map(|&index| nodes[index]).filter(|product| !product.is_empty()).collect()
+            }
         };
         let prepared = if products.is_empty() {
             None

@@ -20,8 +20,13 @@ use crate::experts::stage::{self, Brought, Ring};
 use crate::graph::Step;
 use crate::telemetry::log;
 
+/// The nodes and products of a block.
+pub(super) type Block<'s> = (Range<usize>, &'s [usize]);
+
 /// The staging of one pass.
 pub(super) struct Pass<'p, 'a> {
+    /// Of each step, whether its experts are brought.
+    pub(super) is_brought: Vec<bool>,
     pub(super) ring: &'p mut Ring,
     pub(super) parts: &'p [Brought<'a>],
     pub(super) cache: Option<&'p mut Cache>,
@@ -38,7 +43,9 @@ impl Backend {
         planned: &Planned,
         fetch: bool,
     ) -> Option<Result<Status, BackendError>> {
-        let blocks: Vec<(Range<usize>, &[usize])> = planned.plan.steps.iter().filter_map(streamed).collect();
+        let steps: Vec<Option<Block<'_>>> = planned.plan.steps.iter().map(|step| brought(nodes, step)).collect();
+        let is_brought = steps.iter().map(Option::is_some).collect();
+        let blocks: Vec<Block<'_>> = steps.into_iter().flatten().collect();
         let mut ring = self.device.take_ring(stage::needs(self.device, nodes, &blocks)?)?;
         let Some(parts) = stage::brought(self.device, nodes, &blocks, ring.shape().unit) else {
             self.device.put_ring(ring);
@@ -49,7 +56,7 @@ impl Backend {
             blocks.first().and_then(|(_, products)| nodes[*products.first()?].source(2)).map(|ids| ids.ne()[1]);
         let tokens = tokens.and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or(0);
         let watch = Watch::new(self.device, ring.shape(), &parts, tokens);
-        let mut pass = Pass { ring: &mut ring, parts: &parts, cache: cache.as_mut(), watch };
+        let mut pass = Pass { is_brought, ring: &mut ring, parts: &parts, cache: cache.as_mut(), watch };
         let outcome = if fetch {
             self.run_fetched(state, graph, nodes, planned, &mut pass)
         } else {
@@ -93,8 +100,8 @@ impl Backend {
             self.fill(state, pass, number, None)?;
         }
         let (mut number, mut block) = (0, 0);
-        for step in &planned.plan.steps {
-            if streamed(step).is_none() {
+        for (index, step) in planned.plan.steps.iter().enumerate() {
+            if !pass.is_brought[index] {
                 if let Some(watch) = &mut pass.watch {
                     watch.compute_begins(&self.inner).map_err(BufferError::from)?;
                 }
@@ -175,12 +182,19 @@ impl Backend {
     }
 }
 
-/// The nodes and products of a block whose experts are brought. Those of a block of few tokens are, too, if they would be copied otherwise: that needs
-/// memory of its own and a wait for the ids.
-pub(super) fn streamed(step: &Step) -> Option<(Range<usize>, &[usize])> {
+/// The nodes and products of a block whose experts are brought. Those of few tokens are, too, if they would be copied otherwise: that needs memory of
+/// its own and a wait for the ids.
+pub(super) fn brought<'s>(nodes: &[Tensor<'_>], step: &'s Step) -> Option<Block<'s>> {
+    let few = |products: &[usize]| {
+        let may = |&product: &usize| !nodes[product].is_empty() && stage::may_bring(nodes[product]);
+        !products.is_empty() && products.iter().all(may)
+    };
     match step {
         Step::Streamed { range, products, .. } => Some((range.clone(), products)),
-        Step::Cached { range, products, copied } if !copied.is_empty() => Some((range.clone(), products)),
+        Step::Cached { range, products, copied } if !copied.is_empty() && few(products) => {
+            Some((range.clone(), products))
+        }
+        Step::Copied { range, products } if few(products) => Some((range.clone(), products)),
         Step::Segment(_) | Step::Copied { .. } | Step::Cached { .. } => None,
     }
 }

@@ -89,8 +89,8 @@ pub(crate) fn bring(
     let (mut copies, mut uploads) = (Vec::new(), Vec::new());
     for &(weight, target) in weights {
         let (experts, expert_bytes) = (usize::try_from(weight.ne()[2]).unwrap_or(0), weight.nb()[2]);
-        let all = [0..experts];
-        let wanted = used.unwrap_or(&all);
+        let all = 0..experts;
+        let wanted = used.unwrap_or(std::slice::from_ref(&all));
         let whole = weight.bytes();
         let located = cache.and_then(|cache| cache.locate(weight.data()));
         let padding = located.as_ref().map_or(0, |located| located.padding());
@@ -141,12 +141,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn one(run: Range<usize>) -> Vec<Range<usize>> {
+        std::iter::once(run).collect()
+    }
+
     #[test]
     fn neighbours_that_are_missing_are_one_copy() {
         let held = |expert: usize| [2, 3, 6].contains(&expert);
-        assert_eq!(divide(&[0..8], held), Sources { resident: vec![2, 3, 6], missing: vec![0..2, 4..6, 7..8] });
+        assert_eq!(divide(&one(0..8), held), Sources { resident: vec![2, 3, 6], missing: vec![0..2, 4..6, 7..8] });
         assert_eq!(divide(&[1..3, 5..6, 7..8], held), Sources { resident: vec![2], missing: vec![1..2, 5..6, 7..8] });
-        assert_eq!(divide(&[0..4, 4..8], |_| false).missing, [0..8]);
+        assert_eq!(divide(&[0..4, 4..8], |_| false).missing, one(0..8));
         assert_eq!(divide(&[], held), Sources::default());
     }
 
@@ -155,10 +159,10 @@ mod tests {
         let spans = |wanted: &[Range<usize>], held: &[usize]| {
             spans(&divide(wanted, |expert| held.contains(&expert)), wanted, 1000, 8000)
         };
-        assert_eq!(spans(&[0..8], &[2]), [0..2000, 3000..8000]);
+        assert_eq!(spans(&one(0..8), &[2]), [0..2000, 3000..8000]);
         assert_eq!(spans(&[1..3, 5..6], &[]), [1000..3512, 5000..6512]);
-        assert_eq!(spans(&[1..3], &[2]), [1000..2000], "what follows is brought, from the device");
-        assert_eq!(spans(&[7..8], &[]), [7000..8000], "the end of the weight is padded by itself");
+        assert_eq!(spans(&one(1..3), &[2]), one(1000..2000), "what follows is brought, from the device");
+        assert_eq!(spans(&one(7..8), &[]), one(7000..8000), "the end of the weight is padded by itself");
     }
 
     proptest! {

@@ -67,11 +67,7 @@ impl<'a> Brought<'a> {
     ) -> Option<Self> {
         let (mut weights, mut bytes) = (Vec::<(Tensor<'_>, usize)>::new(), 0);
         for product in &products {
-            let weight = product.source(0)?;
-            weight.our_buffer().and_then(Buffer::host)?;
-            if plain::interleaves(weight) || !weight.is_contiguous() {
-                return None;
-            }
+            let weight = product.source(0).filter(|_| may_bring(*product))?;
             if weights.iter().all(|(known, _)| known.key() != weight.key()) {
                 weights.push((weight, bytes));
                 bytes = (bytes + plain::slot_bytes(device, weight)).next_multiple_of(ALIGNMENT);
@@ -83,6 +79,12 @@ impl<'a> Brought<'a> {
     fn place(&self, weight: TensorKey) -> Option<usize> {
         self.weights.iter().find(|(known, _)| known.key() == weight).map(|(_, offset)| *offset)
     }
+}
+
+/// Whether a product's weight lies in RAM as whole experts.
+pub(crate) fn may_bring(product: Tensor<'_>) -> bool {
+    let in_ram = |weight: &Tensor<'_>| weight.our_buffer().is_some_and(|buffer| buffer.host().is_some());
+    product.source(0).filter(in_ram).is_some_and(|weight| !plain::interleaves(weight) && weight.is_contiguous())
 }
 
 /// What a pass brings, in order: `blocks` are its blocks' nodes and products. `None` if a weight does not lie in RAM as whole experts.
