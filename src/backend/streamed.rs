@@ -21,7 +21,7 @@ use crate::graph::Step;
 use crate::telemetry::log;
 
 /// The nodes and products of a block.
-type Block<'s> = (Range<usize>, &'s [usize]);
+pub(super) type Block<'s> = (Range<usize>, &'s [usize]);
 
 /// The staging of one pass.
 pub(super) struct Pass<'p, 'a> {
