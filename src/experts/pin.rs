@@ -264,7 +264,9 @@ mod tests {
     fn what_shows_a_file_is_never_in_a_chunk() {
         let tensors = vec![5 * PAGE..6 * PAGE, 0..100, 200..PAGE, 9 * PAGE + 7..10 * PAGE];
         let groups = groups(tensors, vec![2 * PAGE..4 * PAGE, 6 * PAGE..8 * PAGE]);
-        assert_eq!(groups, [vec![0..100, 200..PAGE], vec![5 * PAGE..6 * PAGE], vec![9 * PAGE + 7..10 * PAGE]]);
+        let starts: Vec<Vec<usize>> =
+            groups.iter().map(|group| group.iter().map(|tensor| tensor.start).collect()).collect();
+        assert_eq!(starts, [vec![0, 200], vec![5 * PAGE], vec![9 * PAGE + 7]]);
         let chunks: Vec<_> = groups.into_iter().flat_map(|group| chunks(group, 100 * PAGE)).collect();
         assert_eq!(chunks, [0..PAGE, 5 * PAGE..6 * PAGE, 9 * PAGE..10 * PAGE]);
     }

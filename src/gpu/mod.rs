@@ -308,11 +308,12 @@ const PIECE_BYTES: usize = 1 << 20;
 /// being registered, and drivers refuse a copy from memory that is registered in part.
 pub(crate) fn upload_ranges(driver: &dyn Driver, copies: &[(Place<'_>, HostRange<'_>)]) -> Result<(), DriverError> {
     for (target, source) in copies {
-        // SAFETY: a range is readable for its length, and is waited for below.
-        if driver.takes_plain_memory()
-            && unsafe { driver.upload(*target, source.as_ptr(), Rows::one(source.bytes())) }.is_ok()
-        {
-            continue;
+        if driver.takes_plain_memory() {
+            // SAFETY: a range is readable for its length, and is waited for below.
+            let taken = unsafe { driver.upload(*target, source.as_ptr(), Rows::one(source.bytes())) };
+            if taken.is_ok() {
+                continue;
+            }
         }
         let mut done = 0;
         while done < source.bytes() {
