@@ -33,7 +33,11 @@ enum Storage {
     /// Memory of the inner device that comes and goes, once the buffer is known to hold intermediate results.
     Lent(Arc<Lent>),
     // The pinner is dropped first: it waits for its thread, which uses the memory.
-    Host { pinner: Pinner, memory: Arc<HostMemory>, origin: Origin },
+    Host {
+        pinner: Pinner,
+        memory: Arc<HostMemory>,
+        origin: Origin,
+    },
 }
 
 /// Memory of the inner device that is counted.
@@ -274,9 +278,7 @@ impl Buffer {
             self.device.driver().fill(target, value, place.bytes)?;
             self.device.driver().synchronize()?;
         } else if let Some(memory) = self.host() {
-            memory
-                .fill(place.address, value, place.bytes)
-                .map_err(|error| self.no_host_memory(place.bytes, &error))?;
+            memory.fill(place.address, value, place.bytes).map_err(|error| self.no_host_memory(place.bytes, &error))?;
         }
         Ok(())
     }

@@ -13,6 +13,8 @@ mod support;
 
 #[path = "hosts/adapters.rs"]
 mod adapters;
+#[path = "hosts/after_passes.rs"]
+mod after_passes;
 #[path = "hosts/architectures.rs"]
 mod architectures;
 #[path = "hosts/cache.rs"]
@@ -57,8 +59,6 @@ mod load_time;
 mod memory;
 #[path = "hosts/operations.rs"]
 mod operations;
-#[path = "hosts/after_passes.rs"]
-mod after_passes;
 #[path = "hosts/passes.rs"]
 mod passes;
 #[path = "hosts/perplexity.rs"]

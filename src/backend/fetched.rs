@@ -13,6 +13,7 @@ use super::{Backend, BackendError, Planned, State};
 use crate::abi::graph::Graph;
 use crate::abi::inner::Status;
 use crate::abi::tensor::Tensor;
+use crate::buffer::BufferError;
 use crate::experts::cache::{self, Candidate};
 use crate::experts::cost::{Layer, Way};
 use crate::experts::readback;
@@ -161,8 +162,9 @@ impl Backend {
         let start = parts.partition_point(|part| part.block < block);
         let end = parts.partition_point(|part| part.block <= block);
         let depth = pass.ring.depth();
+        let read = self.device.driver().point(&self.inner).map_err(BufferError::from)?;
         for number in start..end.min(start + depth) {
-            self.fill(state, pass, number, Some(&used.runs))?;
+            self.fill(state, pass, (number, &read), Some(&used.runs))?;
         }
         for number in start..end {
             let status = self.run_part(state, graph, nodes, pass, number)?;
@@ -170,7 +172,8 @@ impl Backend {
                 return Ok(status);
             }
             if number + depth < end {
-                self.fill(state, pass, number + depth, Some(&used.runs))?;
+                let read = self.device.driver().point(&self.inner).map_err(BufferError::from)?;
+                self.fill(state, pass, (number + depth, &read), Some(&used.runs))?;
             }
         }
         state.counters.fetched_blocks += 1;

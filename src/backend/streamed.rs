@@ -17,6 +17,7 @@ use crate::abi::tensor::{Patch, Tensor};
 use crate::buffer::BufferError;
 use crate::experts::cache::Cache;
 use crate::experts::stage::{self, Brought, Ring};
+use crate::gpu::Point;
 use crate::graph::Step;
 use crate::telemetry::log;
 
@@ -100,8 +101,9 @@ impl Backend {
         }
         let depth = pass.ring.depth();
         // What was queued before may still read the ring.
+        let mut read = self.device.driver().point(&self.inner).map_err(BufferError::from)?;
         for number in 0..depth {
-            self.fill(state, pass, number, None)?;
+            self.fill(state, pass, (number, &read), None)?;
         }
         let (mut number, mut block) = (0, 0);
         for (index, step) in planned.plan.steps.iter().enumerate() {
@@ -128,7 +130,12 @@ impl Backend {
                 if status != Status::SUCCESS {
                     return Ok(status);
                 }
-                self.fill(state, pass, number + depth, None)?;
+                // The next part is handed on before anything is brought for the one that comes after it, because copies may fill the queue
+                // of the device's driver, and the host then waits for them.
+                if let Some(next) = number.checked_sub(1) {
+                    self.fill(state, pass, (next + depth, &read), None)?;
+                }
+                read = self.device.driver().point(&self.inner).map_err(BufferError::from)?;
                 number += 1;
             }
             state.counters.streamed_blocks += 1;
@@ -140,18 +147,17 @@ impl Backend {
         Ok(Status::SUCCESS)
     }
 
-    /// Begins to bring the experts of a part, if there is one of this number, when the device has done what was queued so far: all, or those of
-    /// `used`.
+    /// Begins to bring the experts of a part, if there is one of this number, when the device has come to a point, behind whoever read the buffer
+    /// last: all, or those of `used`.
     pub(super) fn fill(
         &self,
         state: &mut State,
         pass: &mut Pass<'_, '_>,
-        number: usize,
+        (number, read): (usize, &Point),
         used: Option<&[Range<usize>]>,
     ) -> Result<(), BufferError> {
         let Some(part) = pass.parts.get(number) else { return Ok(()) };
-        // The buffer was read by a part that was queued before; nothing behind that part is waited for, because nothing is queued yet.
-        self.device.driver().follow(&self.inner)?;
+        self.device.driver().follow(read)?;
         if let Some(watch) = &mut pass.watch {
             watch.copy_begins()?;
         }

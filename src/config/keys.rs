@@ -3,8 +3,8 @@
 //! `docs/keys.md` and the command's `keys` are generated from it, so they cannot disagree with the parser.
 
 use super::expert_keys as experts;
-use super::pass_keys as passes;
 use super::lend_keys as lend;
+use super::pass_keys as passes;
 use super::staging_keys as staging;
 use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail, Socket};
 

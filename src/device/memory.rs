@@ -236,8 +236,7 @@ impl Device {
             1 => bytes.saturating_mul(2).saturating_add(LEAST_BYTES),
             _ => usize::MAX,
         };
-        self.drop_ring() > 0
-            || self.budget.account.leased(Use::Arena) > 0 && self.reclaim(missing, what, bytes, term)
+        self.drop_ring() > 0 || self.budget.account.leased(Use::Arena) > 0 && self.reclaim(missing, what, bytes, term)
     }
 
     /// Takes `missing` bytes back from the cache, waiting for the graph that has it. False if nothing came back.

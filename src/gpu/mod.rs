@@ -98,9 +98,14 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Orders what is asked for from now on behind everything that the inner stream was given so far.
-    fn follow(&self, inner: &inner::Backend) -> Result<(), DriverError> {
+    /// The place behind everything that the inner stream was given so far.
+    fn point(&self, inner: &inner::Backend) -> Result<Point, DriverError> {
         inner.synchronize();
+        Ok(Point::default())
+    }
+
+    /// Orders what is asked for from now on behind a point that this driver gave.
+    fn follow(&self, _point: &Point) -> Result<(), DriverError> {
         Ok(())
     }
 
@@ -224,6 +229,10 @@ pub(crate) trait Sparse: Memory {
 pub(crate) fn elastic_size(bytes: usize, unit: usize, reserved: usize) -> usize {
     bytes.checked_next_multiple_of(unit.max(1)).unwrap_or(usize::MAX).min(reserved)
 }
+
+/// A place in an inner stream's work, for the driver that gave it. Without anything in it it was reached when it was given.
+#[derive(Debug, Default)]
+pub(crate) struct Point(Option<Box<dyn std::any::Any + Send + Sync>>);
 
 /// A place in a driver's work.
 pub(crate) trait Mark: Send + Sync + fmt::Debug {

@@ -12,7 +12,7 @@ use core::ffi::c_void;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use super::{Clock, Driver, DriverError, Elastic, ListedCopy, Mark, Memory, Place, Registration, Rows, Sparse};
+use super::{Clock, Driver, DriverError, Elastic, ListedCopy, Mark, Memory, Place, Point, Registration, Rows, Sparse};
 use crate::abi::inner;
 use crate::experts::{HostMemory, HostRange};
 
@@ -145,8 +145,12 @@ impl Driver for Slow {
         self.driver.order_before(inner, seen)
     }
 
-    fn follow(&self, inner: &inner::Backend) -> Result<(), DriverError> {
-        self.driver.follow(inner)
+    fn point(&self, inner: &inner::Backend) -> Result<Point, DriverError> {
+        self.driver.point(inner)
+    }
+
+    fn follow(&self, point: &Point) -> Result<(), DriverError> {
+        self.driver.follow(point)
     }
 
     fn waits_for_uses(&self) -> bool {

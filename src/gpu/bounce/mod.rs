@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 
 use parking_lot::RwLock;
 
-use super::{Clock, Driver, DriverError, Elastic, ListedCopy, Mark, Memory, Place, Registration, Rows, Sparse};
+use super::{Clock, Driver, DriverError, Elastic, ListedCopy, Mark, Memory, Place, Point, Registration, Rows, Sparse};
 use crate::abi::inner::{self, Passport};
 use crate::experts::HostRange;
 use crate::graph::Ranges;
@@ -206,9 +206,13 @@ impl Driver for Bounce {
         self.driver().order_before(inner, seen)
     }
 
-    fn follow(&self, inner: &inner::Backend) -> Result<(), DriverError> {
+    fn point(&self, inner: &inner::Backend) -> Result<Point, DriverError> {
+        self.driver().point(inner)
+    }
+
+    fn follow(&self, point: &Point) -> Result<(), DriverError> {
         self.queue.settle()?;
-        self.driver().follow(inner)
+        self.driver().follow(point)
     }
 
     fn note_use(&self, inner: &inner::Backend) -> Result<(), DriverError> {

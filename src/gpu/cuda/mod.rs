@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{Clock, Driver, DriverError, Elastic, ListedCopy, Mark, Memory, Place, Registration, Rows, Sparse};
+use super::{Clock, Driver, DriverError, Elastic, ListedCopy, Mark, Memory, Place, Point, Registration, Rows, Sparse};
 use crate::abi::inner::{self, Passport};
 use crate::config::CudaFault;
 use crate::experts::HostRange;
@@ -169,16 +169,23 @@ impl Driver for Cuda {
         Ok(())
     }
 
-    fn follow(&self, inner: &inner::Backend) -> Result<(), DriverError> {
+    fn point(&self, inner: &inner::Backend) -> Result<Point, DriverError> {
         if !inner.has_events() {
             inner.synchronize();
-            return Ok(());
+            return Ok(Point::default());
         }
         // One of its own for each time: other threads order other streams meanwhile. The driver keeps it for as long as it is waited for.
         let event = Event::new(&self.context)?;
         // SAFETY: ggml's CUDA events carry a CUevent, and this is one of the same device's primary context.
         unsafe { inner.record_foreign(event.as_ptr()) };
-        self.stream.wait(&event)
+        Ok(Point(Some(Box::new(event))))
+    }
+
+    fn follow(&self, point: &Point) -> Result<(), DriverError> {
+        match point.0.as_ref().and_then(|event| event.downcast_ref::<Event>()) {
+            Some(event) => self.stream.wait(event),
+            None => Ok(()),
+        }
     }
 
     fn note_use(&self, inner: &inner::Backend) -> Result<(), DriverError> {
