@@ -25,9 +25,10 @@ const TOLERANCE: f64 = 1e-3;
 /// What is computed in RAM is rounded as ggml's CPU backend rounds it, which turns activations into eight bits before each product; Vulkan
 /// does not. The bounds were chosen after measuring what stock alone does with the same 100 positions: its CPU backend against its Vulkan
 /// backend 0.056 and 1.23, its Vulkan backend token by token against one answer 0.008 and 1.35. The largest comes from one position where
-/// two experts are nearly tied, so the average is what tells; slots in the wrong place gave 0.6 and 8.
+/// two experts are nearly tied, so the average is what tells, and the most is what stock reaches itself and a little; slots in the wrong place gave
+/// 0.6 and 8.
 const CACHED: [(&str, f64, f64); 2] =
-    [("inner=Vulkan0;log=debug;cache=6", 0.04, 1.25), ("inner=Vulkan0;log=debug;cache=20", 0.01, 0.2)];
+    [("inner=Vulkan0;log=debug;cache=6", 0.04, 1.5), ("inner=Vulkan0;log=debug;cache=20", 0.01, 0.2)];
 /// Another token may be the best where the backend's own two best lie no further apart.
 const TIE: f64 = 0.2;
 
