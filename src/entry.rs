@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "exported symbols must keep their names")]
 
 use core::ffi::{c_int, c_void};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use parking_lot::Mutex;
 
@@ -50,7 +50,7 @@ pub extern "C" fn ggml_backend_init() -> *mut c_void {
 }
 
 fn load() -> Result<*mut c_void, Refusal> {
-    let (config, notices) = SETTINGS.get_or_init(settings);
+    let (config, _) = SETTINGS.get_or_init(settings);
     log::set_detail(config.log);
     if HOST.get().is_none() {
         let probed = abi::probe(config.debug_graph).map(Host::install);
@@ -58,10 +58,7 @@ fn load() -> Result<*mut c_void, Refusal> {
             log::set_sink(abi::log_to_host);
         }
         // Told after the host's log was found, or in vain.
-        notices.iter().take(MOST_NOTICES).for_each(|notice| log::error(&notice.to_string()));
-        if notices.len() > MOST_NOTICES {
-            log::error(&format!("GGML_MOE: {} more pieces are wrong", notices.len() - MOST_NOTICES));
-        }
+        tell_notices();
         if let Some(slot) = config.debug_panic.as_deref().filter(|slot| !inject_panic(slot)) {
             log::error(&format!("GGML_MOE: debug-panic={slot} names no slot"));
         }
@@ -86,6 +83,36 @@ fn load() -> Result<*mut c_void, Refusal> {
         return Err(Refusal::UnknownLayout("it does not find in our objects what we put there".to_owned()));
     }
     Ok(reg::object())
+}
+
+/// Tells once what is wrong with the settings.
+fn tell_notices() {
+    static TOLD: Once = Once::new();
+    let (_, notices) = SETTINGS.get_or_init(settings);
+    TOLD.call_once(|| {
+        notices.iter().take(MOST_NOTICES).for_each(|notice| log::error(&notice.to_string()));
+        if notices.len() > MOST_NOTICES {
+            log::error(&format!("GGML_MOE: {} more pieces are wrong", notices.len() - MOST_NOTICES));
+        }
+    });
+}
+
+/// The settings of this process, for what happens before the host loads us; what is wrong with them is told.
+pub(crate) fn settings_of_process() -> &'static Config {
+    let (config, _) = SETTINGS.get_or_init(settings);
+    log::set_detail(config.log);
+    tell_notices();
+    config
+}
+
+/// Makes the devices of this process without registering them. The reason if there can be none, which is not told.
+pub(crate) fn prepare() -> Result<(), String> {
+    let mut told = LOADING.lock();
+    load().map(drop).map_err(|refusal| {
+        let line = format!("{refusal}; {}", refusal.advice());
+        *told = Some(refusal);
+        line
+    })
 }
 
 fn settings() -> (Config, Vec<Notice>) {

@@ -3,6 +3,7 @@
 //! `docs/keys.md` and the command's `keys` are generated from it, so they cannot disagree with the parser.
 
 use super::expert_keys as experts;
+use super::preload_keys as preload;
 use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail, Socket};
 
 /// One key of `GGML_MOE`.
@@ -176,6 +177,7 @@ pub static KEYS: &[Key] = &[
     experts::STATE_FILE,
     experts::FIXED,
     experts::LINK_GBS,
+    preload::PASS_TOKENS,
     Key {
         name: "socket",
         default: "auto",

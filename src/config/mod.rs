@@ -9,11 +9,12 @@ mod expert_keys;
 mod experts;
 mod keys;
 mod parse;
+mod preload_keys;
 
 pub use experts::{ExpertSettings, PolicyOrder, StateFile};
 pub use keys::{KEYS, Key, markdown};
 pub use parse::{Notice, parse};
-pub(crate) use parse::{shown, turns_line};
+pub(crate) use parse::{gives, shown, turns_line};
 
 /// How much the plugin tells. Lines up to this detail are shown; the rest follows the host's own filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,6 +112,8 @@ pub struct Config {
     pub stream_min_tokens: u64,
     /// The most device memory of all that is ours, in MiB; `None` is what is free.
     pub vram_budget_mb: Option<u64>,
+    /// Tokens of a pass of a model that the preload helps; `None` is what the host does.
+    pub pass_tokens: Option<u32>,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
     /// What is learned, how uploads are bounded, who decides.
@@ -150,6 +153,7 @@ impl Default for Config {
             vram_reserve_mb: 384,
             stream_min_tokens: 32,
             vram_budget_mb: None,
+            pass_tokens: None,
             threads: None,
             experts: ExpertSettings::default(),
             socket: Socket::Auto,
