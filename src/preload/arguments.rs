@@ -100,6 +100,11 @@ impl Arguments {
     }
 }
 
+/// Whether a model's file is named, so that this process loads it itself.
+pub(super) fn names_model(arguments: &[&[u8]], variable: &dyn Fn(&str) -> Option<String>) -> bool {
+    arguments.iter().skip(1).any(|word| matches!(*word, b"-m" | b"--model")) || variable("LLAMA_ARG_MODEL").is_some()
+}
+
 /// Settings of llama.cpp's that the user made and that stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Explicit {

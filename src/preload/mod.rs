@@ -5,7 +5,6 @@
 //! Invariants: nothing happens before [`start`] found a llama.cpp; the host registers our devices only when a model is helped or one of them is
 //! named, so that everything else is stock. Every decision is one line. Threads: any. No lock is held across a call into the host.
 //! Does not: know how llama.cpp passes things (`abi::llama` does).
-#![cfg_attr(test, expect(dead_code, reason = "unit tests export nothing, so nobody calls in"))]
 
 mod arguments;
 mod decision;
@@ -77,11 +76,15 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
         // The models of a router are loaded by programs that it starts: they read it there.
         llama::set_variable("GGML_MOE", &settings);
     }
+    let kept: Vec<&[u8]> = found.kept.iter().filter_map(|at| arguments.get(*at).copied()).collect();
+    let variable = |name: &str| std::env::var(name).ok();
+    if arguments::names_model(&kept, &variable) {
+        // This is no router: what it starts is none of our business.
+        llama::stop_preloading();
+    }
     if found.host_help {
         llama::at_exit(help::section());
     }
-    let kept: Vec<&[u8]> = found.kept.iter().filter_map(|at| arguments.get(*at).copied()).collect();
-    let variable = |name: &str| std::env::var(name).ok();
     let config = entry::settings_of_process();
     let asked = Asked {
         wishes: Wishes {
