@@ -124,7 +124,9 @@ const PLACEMENT: [(&[&str], &str); 5] = [
     (&["-ncmoe", "--n-cpu-moe"], "LLAMA_ARG_N_CPU_MOE"),
     (&["-ncffn", "--n-cpu-ffn"], "LLAMA_ARG_N_CPU_FFN"),
 ];
-const DEVICE: (&[&str], &str) = (&["-dev", "--device"], "LLAMA_ARG_DEVICE");
+/// Servers of other machines are devices as well, which the host takes beside its own.
+const DEVICES: [(&[&str], &str); 2] =
+    [(&["-dev", "--device"], "LLAMA_ARG_DEVICE"), (&["-rpc", "--rpc"], "LLAMA_ARG_RPC")];
 const BATCH: [(&[&str], &str); 2] =
     [(&["-b", "--batch-size"], "LLAMA_ARG_BATCH"), (&["-ub", "--ubatch-size"], "LLAMA_ARG_UBATCH")];
 
@@ -151,7 +153,11 @@ impl Explicit {
             value.as_deref().is_some_and(|value| value == "auto" || value.parse::<i64>().is_ok_and(|number| number < 0))
         };
         Self {
-            device: given(DEVICE).filter(|(_, value)| value.as_deref() != Some("auto")).map(|(word, _)| word),
+            device: DEVICES
+                .into_iter()
+                .filter_map(given)
+                .find(|(_, value)| value.as_deref() != Some("auto"))
+                .map(|(word, _)| word),
             placement: PLACEMENT
                 .into_iter()
                 .filter_map(given)
@@ -242,6 +248,7 @@ mod tests {
             ["LLAMA_ARG_OVERRIDE_TENSOR"]
         );
         assert_eq!(explicit("x -dev CUDA0", &[]).device.as_deref(), Some("-dev"));
+        assert_eq!(explicit("x --rpc a:1", &[]).device.as_deref(), Some("--rpc"));
         assert_eq!(explicit("x -ub 4096", &[]).batch.as_deref(), Some("-ub"));
         assert_eq!(explicit("x -ngl auto", &[]), Explicit::default());
         assert_eq!(explicit("x -ngl -1", &[]), Explicit::default());

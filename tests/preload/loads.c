@@ -41,7 +41,7 @@ int main(int argc, char ** argv) {
         printf("load %d: %s\n", i, models[i] == NULL ? "failed" : "ok");
         if (models[i] != NULL) {
             struct llama_context_params context = FIND(llama_context_default_params)();
-            context.n_ctx = 64;
+            context.n_ctx = 512;
             struct llama_context * made = FIND(llama_init_from_model)(models[i], context);
             printf("context %d: %u %u\n", i, FIND(llama_n_batch)(made), FIND(llama_n_ubatch)(made));
             FIND(llama_free)(made);
