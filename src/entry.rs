@@ -14,8 +14,9 @@ use parking_lot::Mutex;
 use crate::abi::boundary::{Slot, guard, inject_panic};
 use crate::abi::{self, Host, Refusal, slots::reg};
 use crate::config::{self, Config, Notice};
+use crate::preload;
 use crate::registry;
-use crate::request::{Request, read_request};
+use crate::request::{Request, keeps_experts, read_request};
 use crate::telemetry::log;
 
 static SETTINGS: OnceLock<(Config, Vec<Notice>)> = OnceLock::new();
@@ -130,5 +131,14 @@ fn request() -> Request {
     });
     let variable = |name| std::env::var(name).ok();
     let (device, split_mode) = (variable("LLAMA_ARG_DEVICE"), variable("LLAMA_ARG_SPLIT_MODE"));
-    read_request(&arguments, device.as_deref(), split_mode.as_deref())
+    let request = read_request(&arguments, device.as_deref(), split_mode.as_deref());
+    // A host that lists no device of ours and was not told to use one is none of ours to advise.
+    if let Some(flag) = keeps_experts(&arguments, &|name| variable(name).is_some())
+        && (request.named || preload::is_active())
+    {
+        log::notice(&format!(
+            "{flag} was given: the experts that it keeps on the CPU are computed there, the cache serves the others; without it all are ours"
+        ));
+    }
+    request
 }

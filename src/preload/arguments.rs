@@ -47,6 +47,8 @@ pub(super) fn read(arguments: &[&[u8]]) -> Arguments {
                 found.off |= next().is_some_and(|it| it == "off");
                 2
             }
+            // Pinned memory is what ours has anyway; the host knows no such mode.
+            "-lm" | "--load-mode" if next().is_some_and(|it| it == "pin") => 2,
             other => match (other.strip_prefix("--moe="), other.strip_prefix("--moe-expert-cache=")) {
                 (Some(setting), _) => found.setting(setting, None),
                 (_, Some(number)) => {
@@ -202,6 +204,7 @@ mod tests {
         let (found, kept) = of("x --fork on --moe on");
         assert_eq!((found.off, kept), (false, vec!["x"]));
         assert_eq!(of("x --fork it").1, ["x", "--fork", "it"], "not ours");
+        assert_eq!(of("x -lm pin -lm mmap").1, ["x", "-lm", "mmap"]);
         assert!(of("x -h").0.host_help && !of("x -m y").0.host_help);
     }
 
