@@ -129,7 +129,7 @@ fn request() -> Request {
         ));
         Vec::new()
     });
-    let variable = |name| std::env::var(name).ok();
+    let variable = |name: &str| std::env::var(name).ok();
     let (device, split_mode) = (variable("LLAMA_ARG_DEVICE"), variable("LLAMA_ARG_SPLIT_MODE"));
     let request = read_request(&arguments, device.as_deref(), split_mode.as_deref());
     // A host that lists no device of ours and was not told to use one is none of ours to advise.
