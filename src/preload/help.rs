@@ -77,7 +77,7 @@ mod tests {
             assert_eq!(listed, !key.test_only, "{}", key.name);
         }
         assert!(section().contains("--moe off"));
-        for line in page.lines().chain(section().lines().map(|line| line)) {
+        for line in page.lines().chain(section().lines()) {
             assert!(line.chars().count() <= WIDTH + 20, "{line}");
         }
     }

@@ -105,10 +105,10 @@ unsafe extern "C" fn start(registers: *mut Registers, _stack: *mut u8) -> *mut c
         if in_order(c"llama_model_load_from_file").is_null() || in_order(c"ggml_backend_load").is_null() {
             return;
         }
-        let argv: *mut *mut c_char = core::ptr::with_exposed_provenance_mut(address(registers.rsi_pair().1));
-        let count = usize::try_from(registers.rsi_pair().0).unwrap_or(0);
+        let argv: *mut *mut c_char = core::ptr::with_exposed_provenance_mut(address(registers.rdx));
+        let count = usize::try_from(registers.count()).unwrap_or(0);
         // SAFETY: the arguments of a process are an array of so many pointers to C strings, which live as long as it.
-        let words: Vec<*mut c_char> = (0..count).map(|index| unsafe { argv.add(index).read() }).collect();
+        let words: Vec<*mut c_char> = (0..count).map(|index| unsafe { argv.wrapping_add(index).read() }).collect();
         // SAFETY: as above.
         let texts: Vec<&[u8]> = words.iter().map(|word| unsafe { CStr::from_ptr(*word) }.to_bytes()).collect();
         let Some(kept) = preload::start(&texts) else { return };
@@ -122,11 +122,11 @@ unsafe extern "C" fn start(registers: *mut Registers, _stack: *mut u8) -> *mut c
 }
 
 impl Registers {
-    /// Number and address of the arguments, as `__libc_start_main` gets them.
-    fn rsi_pair(&self) -> (c_int, u64) {
+    /// The second argument of `__libc_start_main`, which is an int.
+    fn count(&self) -> c_int {
         #[expect(clippy::cast_possible_truncation, reason = "an argument of type int fills half of the register")]
         let count = self.rsi as c_int;
-        (count, self.rdx)
+        count
     }
 }
 
@@ -138,9 +138,14 @@ unsafe extern "C" fn load_file(registers: *mut Registers, stack: *mut u8) -> *mu
     static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
     contained(|| {
         // SAFETY: as in `start`.
-        let path: *const c_char = core::ptr::with_exposed_provenance(address(unsafe { (*registers).rdi }));
-        // SAFETY: the caller passes a C string or null, and the parameters by value.
-        unsafe { load(&|| Some(vec![path_of(path)?]), stack) };
+        let registers = unsafe { &*registers };
+        let path: *const c_char = core::ptr::with_exposed_provenance(address(registers.rdi));
+        let files = || {
+            // SAFETY: the caller passes a C string or null.
+            Some(vec![unsafe { path_of(path) }?])
+        };
+        // SAFETY: the parameters are passed by value.
+        unsafe { load(&files, stack) };
     });
     next(&REAL, c"llama_model_load_from_file")
 }
@@ -149,13 +154,16 @@ unsafe extern "C" fn load_splits(registers: *mut Registers, stack: *mut u8) -> *
     static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
     contained(|| {
         // SAFETY: as in `start`.
-        let (paths, count) = unsafe { ((*registers).rdi, (*registers).rsi) };
-        let paths: *const *const c_char = core::ptr::with_exposed_provenance(address(paths));
-        let files = || {
-            // SAFETY: the caller passes so many C strings.
-            (!paths.is_null())
-                .then(|| (0..address(count)).map_while(|at| unsafe { path_of(paths.add(at).read()) }).collect())
+        let registers = unsafe { &*registers };
+        let paths: *const *const c_char = core::ptr::with_exposed_provenance(address(registers.rdi));
+        let count = address(registers.rsi);
+        let file = |at: usize| {
+            // SAFETY: one of as many pointers as the caller said.
+            let path = unsafe { paths.wrapping_add(at).read() };
+            // SAFETY: a C string.
+            unsafe { path_of(path) }
         };
+        let files = || (!paths.is_null()).then(|| (0..count).map_while(file).collect());
         // SAFETY: the parameters are passed by value.
         unsafe { load(&files, stack) };
     });
@@ -166,7 +174,8 @@ unsafe extern "C" fn load_open_file(registers: *mut Registers, stack: *mut u8) -
     static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
     contained(|| {
         // SAFETY: as in `start`.
-        let file: *mut libc::FILE = core::ptr::with_exposed_provenance_mut(address(unsafe { (*registers).rdi }));
+        let registers = unsafe { &*registers };
+        let file: *mut libc::FILE = core::ptr::with_exposed_provenance_mut(address(registers.rdi));
         let files = || {
             // SAFETY: the caller passes an open file or null.
             let number = (!file.is_null()).then(|| unsafe { libc::fileno(file) })?;

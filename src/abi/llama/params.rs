@@ -84,7 +84,7 @@ impl ModelParams {
 
     fn read<T: Copy>(&self, at: usize) -> T {
         // SAFETY: a field of the struct, by the contract of `of` and its layout.
-        unsafe { self.base.add(at).cast::<T>().read_unaligned() }
+        unsafe { self.base.wrapping_add(at).cast::<T>().read_unaligned() }
     }
 
     /// Only the vocabulary is loaded.
@@ -161,18 +161,18 @@ impl ContextParams {
     /// Whether batch and micro-batch have the lengths that the host gives them.
     pub(crate) fn has_host_lengths(&self) -> bool {
         // SAFETY: the second field.
-        let batch = unsafe { self.base.add(1).read_unaligned() };
+        let batch = unsafe { self.base.wrapping_add(1).read_unaligned() };
         // SAFETY: the third field.
-        let micro_batch = unsafe { self.base.add(2).read_unaligned() };
+        let micro_batch = unsafe { self.base.wrapping_add(2).read_unaligned() };
         (batch, micro_batch) == (HOST_BATCH, HOST_MICRO_BATCH)
     }
 
     /// Makes a micro-batch so long, and a batch no shorter.
     pub(crate) fn set_pass(&mut self, tokens: u32) {
         // SAFETY: the second field.
-        unsafe { self.base.add(1).write_unaligned(tokens.max(HOST_BATCH)) };
+        unsafe { self.base.wrapping_add(1).write_unaligned(tokens.max(HOST_BATCH)) };
         // SAFETY: the third field.
-        unsafe { self.base.add(2).write_unaligned(tokens) };
+        unsafe { self.base.wrapping_add(2).write_unaligned(tokens) };
     }
 }
 
