@@ -4,10 +4,10 @@
 //! ggml's CPU backend is the inner device, and `vram-budget-mb` what makes the bundled model (14 MiB) too large for it.
 //! `make stock stock-matrix` first, then `cargo test --test preload -- --test-threads=1`.
 #![expect(clippy::expect_used, clippy::panic, reason = "a test reports by panicking")]
-#![allow(dead_code, clippy::allow_attributes, clippy::allow_attributes_without_reason)]
 
 #[path = "hosts/summary.rs"]
 mod summary;
+#[expect(dead_code, reason = "the gates use more of it")]
 mod support;
 
 use std::os::unix::fs::symlink;
