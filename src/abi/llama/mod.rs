@@ -343,9 +343,16 @@ pub(crate) fn set_variable(name: &str, value: &str) {
 /// Takes this library out of what programs that this one starts preload.
 pub(crate) fn stop_preloading() {
     const NAME: &str = "LD_PRELOAD";
-    let own = own_path().map(|path| PathBuf::from(std::ffi::OsStr::from_bytes(path.to_bytes())));
+    let as_path = |path: CString| PathBuf::from(std::ffi::OsStr::from_bytes(path.to_bytes()));
+    let own = own_path().map(as_path);
+    // A name without a folder was found by the loader.
+    let found = object_of(core::ptr::from_ref(&OWN).cast()).map(|(path, _)| as_path(path));
+    let bare = found.as_deref().and_then(Path::file_name);
     let Ok(list) = std::env::var(NAME) else { return };
-    let is_other = |part: &&str| !part.is_empty() && std::fs::canonicalize(part).ok() != own;
+    let is_other = |part: &&str| {
+        let is_bare = bare == Some(std::ffi::OsStr::new(part));
+        !part.is_empty() && !is_bare && std::fs::canonicalize(part).ok() != own
+    };
     let others: Vec<&str> = list.split([':', ' ']).filter(is_other).collect();
     if others.is_empty() {
         // SAFETY: as in `set_variable`.
