@@ -7,15 +7,16 @@
 #![expect(unsafe_code, reason = "exported symbols must keep their names")]
 
 use core::ffi::{c_int, c_void};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use parking_lot::Mutex;
 
 use crate::abi::boundary::{Slot, guard, inject_panic};
 use crate::abi::{self, Host, Refusal, slots::reg};
 use crate::config::{self, Config, Notice};
+use crate::preload;
 use crate::registry;
-use crate::request::{Request, read_request};
+use crate::request::{Request, keeps_experts, read_request};
 use crate::telemetry::log;
 
 static SETTINGS: OnceLock<(Config, Vec<Notice>)> = OnceLock::new();
@@ -50,7 +51,7 @@ pub extern "C" fn ggml_backend_init() -> *mut c_void {
 }
 
 fn load() -> Result<*mut c_void, Refusal> {
-    let (config, notices) = SETTINGS.get_or_init(settings);
+    let (config, _) = SETTINGS.get_or_init(settings);
     log::set_detail(config.log);
     if HOST.get().is_none() {
         let probed = abi::probe(config.debug_graph).map(Host::install);
@@ -58,10 +59,7 @@ fn load() -> Result<*mut c_void, Refusal> {
             log::set_sink(abi::log_to_host);
         }
         // Told after the host's log was found, or in vain.
-        notices.iter().take(MOST_NOTICES).for_each(|notice| log::error(&notice.to_string()));
-        if notices.len() > MOST_NOTICES {
-            log::error(&format!("GGML_MOE: {} more pieces are wrong", notices.len() - MOST_NOTICES));
-        }
+        tell_notices();
         if let Some(slot) = config.debug_panic.as_deref().filter(|slot| !inject_panic(slot)) {
             log::error(&format!("GGML_MOE: debug-panic={slot} names no slot"));
         }
@@ -88,6 +86,36 @@ fn load() -> Result<*mut c_void, Refusal> {
     Ok(reg::object())
 }
 
+/// Tells once what is wrong with the settings.
+fn tell_notices() {
+    static TOLD: Once = Once::new();
+    let (_, notices) = SETTINGS.get_or_init(settings);
+    TOLD.call_once(|| {
+        notices.iter().take(MOST_NOTICES).for_each(|notice| log::error(&notice.to_string()));
+        if notices.len() > MOST_NOTICES {
+            log::error(&format!("GGML_MOE: {} more pieces are wrong", notices.len() - MOST_NOTICES));
+        }
+    });
+}
+
+/// The settings of this process, for what happens before the host loads us; what is wrong with them is told.
+pub(crate) fn settings_of_process() -> &'static Config {
+    let (config, _) = SETTINGS.get_or_init(settings);
+    log::set_detail(config.log);
+    tell_notices();
+    config
+}
+
+/// Makes the devices of this process without registering them. The reason if there can be none, which is not told.
+pub(crate) fn prepare() -> Result<(), String> {
+    let mut told = LOADING.lock();
+    load().map(drop).map_err(|refusal| {
+        let line = format!("{refusal}; {}", refusal.advice());
+        *told = Some(refusal);
+        line
+    })
+}
+
 fn settings() -> (Config, Vec<Notice>) {
     // Bytes that are no text become replacement characters: the pair that holds them is then reported, and the others count.
     config::parse(&std::env::var_os("GGML_MOE").unwrap_or_default().to_string_lossy())
@@ -101,7 +129,16 @@ fn request() -> Request {
         ));
         Vec::new()
     });
-    let variable = |name| std::env::var(name).ok();
+    let variable = |name: &str| std::env::var(name).ok();
     let (device, split_mode) = (variable("LLAMA_ARG_DEVICE"), variable("LLAMA_ARG_SPLIT_MODE"));
-    read_request(&arguments, device.as_deref(), split_mode.as_deref())
+    let request = read_request(&arguments, device.as_deref(), split_mode.as_deref());
+    // A host that lists no device of ours and was not told to use one is none of ours to advise.
+    if let Some(flag) = keeps_experts(&arguments, &|name| variable(name).is_some())
+        && (request.named || preload::is_active())
+    {
+        log::notice(&format!(
+            "{flag} was given: the experts that it keeps on the CPU are computed there, the cache serves the others; without it all are ours"
+        ));
+    }
+    request
 }

@@ -14,6 +14,7 @@
 //! - [`memory`]: who has how much of the device's memory; pure.
 //! - `config`, `telemetry`: the table of keys; log and counters.
 //! - [`model`]: what a model file's header says about its experts; [`mod@bench`]: comparisons with stock; [`chart`]: pictures; used by the command.
+//! - `preload`: the library before a program's `main`: its arguments, and which models it helps.
 //! - `request`, `ram`, `purpose`: what the process was asked for, the RAM that it may use, what a tensor is for; pure.
 //!
 //! What is public here is so for the command and the tests; the plugin's only interface is `entry`.
@@ -35,6 +36,16 @@ pub mod graph;
 mod lent;
 pub mod memory;
 pub mod model;
+#[cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
+mod preload;
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]
+mod preload {
+    //! The exports of `abi::llama` exist for x86-64 Linux with glibc only.
+
+    pub(crate) fn is_active() -> bool {
+        false
+    }
+}
 pub mod purpose;
 pub mod ram;
 mod registry;

@@ -63,7 +63,8 @@ pub(crate) fn devices(config: &'static Config, request: Request) -> Option<Vec<&
             let (inner, buffer_type) = registered[choice.candidate];
             inner.keep_loaded();
             let device = Device::new(index, inner, buffer_type, choice.mode, rule, config);
-            if device.passes_through() {
+            // The preload tells the reason in its own line.
+            if device.passes_through() && !crate::preload::is_active() {
                 device.announce(); // a refusal is told at once, even if nobody uses the device
             }
             &*Box::leak(Box::new(device))

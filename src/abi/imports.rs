@@ -185,7 +185,7 @@ fn in_ggml_objects(name: &CStr) -> *mut c_void {
 }
 
 /// The names are collected first and opened afterwards: the loader holds a lock while it iterates.
-fn loaded_objects() -> Vec<CString> {
+pub(super) fn loaded_objects() -> Vec<CString> {
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
         // SAFETY: dl_iterate_phdr passes a valid record for the duration of the call.
         let object = unsafe { (*info).dlpi_name };

@@ -11,12 +11,13 @@ mod keys;
 mod lend_keys;
 mod parse;
 mod pass_keys;
+mod preload_keys;
 mod staging_keys;
 
 pub use experts::{ExpertSettings, ExpertsFrom, PolicyOrder, StateFile};
 pub use keys::{KEYS, Key, markdown};
 pub use parse::{Notice, parse};
-pub(crate) use parse::{shown, turns_line};
+pub(crate) use parse::{gives, shown, turns_line};
 pub use staging_keys::Staging;
 
 /// How much the plugin tells. Lines up to this detail are shown; the rest follows the host's own filter.
@@ -134,6 +135,8 @@ pub struct Config {
     pub vram_budget_mb: Option<u64>,
     /// Whether compute buffers have memory only for what graphs touch.
     pub lend: bool,
+    /// Tokens of a pass of a model that the preload helps; `None` is what the host does.
+    pub pass_tokens: Option<u32>,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
     /// The same in passes of several tokens; `None` is as `threads`.
@@ -185,6 +188,7 @@ impl Default for Config {
             middle_passes: MiddlePasses::Auto,
             vram_budget_mb: None,
             lend: true,
+            pass_tokens: None,
             threads: None,
             prompt_threads: None,
             experts: ExpertSettings::default(),

@@ -94,6 +94,11 @@ pub fn parse(text: &str) -> (Config, Vec<Notice>) {
     (config, notices)
 }
 
+/// Whether one of these keys is set by a text, to whatever value.
+pub(crate) fn gives(text: &str, names: &[&str]) -> bool {
+    pairs(text, &mut Vec::new()).iter().any(|(name, _)| names.contains(&name.as_str()))
+}
+
 /// Splits at ';' and ','; a piece without '=' continues the value before it when it followed a ','.
 fn pairs(text: &str, notices: &mut Vec<Notice>) -> Vec<(String, String)> {
     let mut pairs: Vec<(String, String)> = Vec::new();
@@ -264,6 +269,8 @@ mod tests {
             "debug-panic=x",
             "debug-panic=a.b\nc",
             "debug-graph=none",
+            "pass-tokens=31",
+            "pass-tokens=many",
             "socket=on",
             "socket=moe.sock",
         ] {

@@ -128,7 +128,7 @@ impl Device {
     }
 
     /// Free and total memory, as far as the budget goes, with the cache counted as free and compute buffers as if all of their memory were there.
-    pub(super) fn free_and_total(&self) -> (usize, usize) {
+    pub(crate) fn free_and_total(&self) -> (usize, usize) {
         let (free, total) = self.inner.memory();
         self.limits().reported(self.figures(free), self.budget.account.promised(), total)
     }

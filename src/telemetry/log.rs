@@ -40,6 +40,14 @@ pub(crate) fn shows(detail: LogDetail) -> bool {
     detail as u8 <= DETAIL.load(Ordering::Relaxed)
 }
 
+/// A decision that the user is told whatever the host does with its log: some programs show errors only, some nothing.
+pub(crate) fn tell(text: &str) {
+    if shows(LogDetail::Notice) {
+        // A closed stream is no failure of ours.
+        let _ = std::io::stderr().write_all(line(text).as_bytes());
+    }
+}
+
 /// Something went wrong. End with what the user can do.
 pub(crate) fn error(text: &str) {
     send(HostLevel::Error, text);

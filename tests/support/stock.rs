@@ -118,7 +118,7 @@ pub fn preload<'a>(command: &'a mut Command, name: &str) -> &'a mut Command {
 }
 
 /// A library for `LD_PRELOAD` out of `tests/NAME.c`, or of `tests/NAME` if that says C++.
-fn preloaded(name: &str) -> PathBuf {
+pub fn preloaded(name: &str) -> PathBuf {
     let source = if name.ends_with(".cpp") { name.to_owned() } else { format!("{name}.c") };
     compile(&source, &format!("{}.so", name.replace('/', "-")), &["-shared", "-fPIC"])
 }
@@ -146,7 +146,7 @@ pub fn model_host() -> PathBuf {
 }
 
 /// Compiles a C file of the tests against the stock headers and libraries, unless a newer result is there.
-fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
+pub fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
     // Tests that run side by side want the same files.
     static COMPILING: Mutex<()> = Mutex::new(());
     let _compiling = COMPILING.lock().expect("a compiler failed");

@@ -103,6 +103,17 @@ pub(crate) fn owns_device(device: super::super::inner::Device) -> bool {
     devices().iter().any(|object| object.pointer == device.as_ptr().cast())
 }
 
+/// Our devices, in order.
+pub(crate) fn all() -> Vec<&'static Device> {
+    devices().iter().map(|object| object.device).collect()
+}
+
+/// Our devices as the host takes them.
+#[cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
+pub(crate) fn list() -> super::super::llama::params::DeviceList {
+    super::super::llama::params::DeviceList::new(devices().iter().map(|object| object.pointer.cast()).collect())
+}
+
 unsafe fn of<'a>(reg: *mut api3::ggml_backend_reg) -> Result<&'a Reg, NotOurs> {
     // SAFETY: the host passes a reg to a reg's slot.
     unsafe { behind(reg.cast(), &host().layout.reg) }

@@ -1,0 +1,215 @@
+//! The library as it is preloaded (`LD_PRELOAD`): takes our settings out of the arguments of a llama.cpp program, and helps a model that is about
+//! to be loaded where it can.
+//!
+//! Owns: what the process was asked for, and what was decided about each model.
+//! Invariants: nothing happens before [`start`] found a llama.cpp; the host registers our devices only when a model is helped or one of them is
+//! named, so that everything else is stock. Every decision is one line. Threads: any. No lock is held across a call into the host.
+//! Does not: know how llama.cpp passes things (`abi::llama` does).
+
+mod arguments;
+mod decision;
+mod help;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::abi::llama::{
+    self,
+    params::{ContextParams, DeviceList, ModelParams},
+};
+use crate::abi::slots::reg;
+use crate::config::{self, CacheSize};
+use crate::device::Mode;
+use crate::entry;
+use crate::model::gguf::{GgufError, Header};
+use crate::model::moe::MoeShape;
+use crate::request::read_request;
+use crate::telemetry::log;
+
+use arguments::Explicit;
+use decision::{Call, Decision, Room, Wishes};
+
+/// What the process was asked for; only if this is a llama.cpp that was not told to do without us.
+static ASKED: OnceLock<Asked> = OnceLock::new();
+
+struct Asked {
+    wishes: Wishes,
+    /// One of our devices is named, or devices are listed.
+    named: bool,
+}
+
+/// Decisions about models whose load was tried without loading; taken by the load that follows.
+static TRIED: Mutex<Option<HashMap<Vec<PathBuf>, Decision>>> = Mutex::new(None);
+/// Tokens of a pass of the model that was loaded last; 0 is the host's choice.
+static PASS_TOKENS: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this process is helped at all.
+pub(crate) fn is_active() -> bool {
+    ASKED.get().is_some()
+}
+
+/// The program is about to run with these arguments. Returns which of them it gets; `None` if all.
+pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
+    let found = arguments::read(arguments);
+    if found.help {
+        llama::leave(&help::page());
+    }
+    for fault in &found.faults {
+        log::error(&format!("{fault}; it is ignored"));
+    }
+    if found.off {
+        // What the program starts is not to be helped either.
+        llama::stop_preloading();
+        return Some(found.kept);
+    }
+    let mut settings = std::env::var_os("GGML_MOE").unwrap_or_default().to_string_lossy().into_owned();
+    if !found.settings.is_empty() {
+        for setting in &found.settings {
+            // A continuation of the variable's last value is not meant.
+            settings.push(';');
+            settings.push_str(setting);
+        }
+        // The models of a router are loaded by programs that it starts: they read it there.
+        llama::set_variable("GGML_MOE", &settings);
+    }
+    let kept: Vec<&[u8]> = found.kept.iter().filter_map(|at| arguments.get(*at).copied()).collect();
+    let variable = |name: &str| std::env::var(name).ok();
+    if arguments::names_model(&kept, &variable) {
+        // This is no router: what it starts is none of our business.
+        llama::stop_preloading();
+    }
+    if found.host_help {
+        llama::at_exit(help::section());
+    }
+    let config = entry::settings_of_process();
+    let asked = Asked {
+        wishes: Wishes {
+            explicit: Explicit::read(&kept, &variable),
+            cache: config::gives(&settings, &["cache", "moe-expert-cache"]) && config.cache != CacheSize::Off,
+            pass_tokens: config.pass_tokens,
+        },
+        named: read_request(&kept.join(&0), variable("LLAMA_ARG_DEVICE").as_deref(), None).named,
+    };
+    // Nobody else sets it: a process starts once.
+    let _ = ASKED.set(asked);
+    Some(found.kept)
+}
+
+/// The host loaded its backends: ours follow if they are named, because the host looks for the names next.
+pub(crate) fn backends_loaded() {
+    if ASKED.get().is_some_and(|asked| asked.named) {
+        llama::register();
+    }
+}
+
+/// The host's parameters are not known.
+pub(crate) fn tell_unknown_host() {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        log::tell("off: the parameters of this llama.cpp are not known; name the device instead: --device MoE0");
+    }
+}
+
+/// A model is about to be loaded, or to be laid out on trial.
+pub(crate) fn load(files: &[PathBuf], params: &mut ModelParams) {
+    let Some(asked) = ASKED.get().filter(|_| !params.is_vocabulary()) else { return };
+    let trial = params.is_trial();
+    let known = {
+        let mut tried = TRIED.lock();
+        let tried = tried.get_or_insert_default();
+        if trial { tried.get(files).cloned() } else { tried.remove(files) }
+    };
+    let decision = match known {
+        Some(decision) => decision,
+        None => {
+            let call = Call {
+                names_devices: params.names_devices(),
+                places_weights: params.layers_on_devices() >= 0 || params.overrides_tensors(),
+                splits_tensors: !params.splits_layers_or_nothing(),
+            };
+            let Some(decision) = decide(files, &asked.wishes, call) else { return };
+            tell(&decision);
+            if trial {
+                TRIED.lock().get_or_insert_default().insert(files.to_vec(), decision.clone());
+            }
+            decision
+        }
+    };
+    let devices = if decision.helps { devices() } else { None };
+    PASS_TOKENS.store(devices.and(decision.pass_tokens).unwrap_or(0), Ordering::Relaxed);
+    if let Some(devices) = devices {
+        params.set_devices(devices);
+    }
+}
+
+/// Each line once: a model may be loaded many times.
+fn tell(decision: &Decision) {
+    static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let mut told = TOLD.lock();
+    if !told.contains(&decision.line) {
+        log::tell(&decision.line);
+        told.push(decision.line.clone());
+    }
+}
+
+/// `None` if the files cannot be read, which the host will find and say.
+fn decide(files: &[PathBuf], wishes: &Wishes, call: Call) -> Option<Decision> {
+    let shape = shape(files).ok()?;
+    let name = files.first()?.file_name()?.to_string_lossy();
+    let name = config::shown(&name);
+    Some(match Decision::of_settings(&name, &shape, wishes, call) {
+        Some(decision) => decision,
+        None => Decision::of_room(&name, &shape, wishes, &room()),
+    })
+}
+
+fn shape(files: &[PathBuf]) -> Result<MoeShape, GgufError> {
+    match files {
+        [file] => MoeShape::open(file),
+        files => MoeShape::of(&files.iter().map(|file| Header::open(file)).collect::<Result<Vec<_>, _>>()?),
+    }
+}
+
+/// What our devices have. Makes them, but does not register them.
+fn room() -> Room {
+    if let Err(reason) = entry::prepare() {
+        return Room::None(reason);
+    }
+    let devices = reg::all();
+    let refused = devices.iter().find_map(|device| match &device.mode {
+        Mode::PassThrough(reason) | Mode::Lend(reason) => Some(reason.clone()),
+        Mode::Proxy => None,
+    });
+    if let Some(reason) = refused {
+        return Room::None(reason);
+    }
+    if devices.is_empty() {
+        return Room::None("no device of this host can be helped".to_owned());
+    }
+    let names: Vec<String> =
+        devices.iter().map(|device| format!("{} ({})", device.label(), device.inner_name)).collect();
+    let free = devices.iter().map(|device| device.free_and_total().0 as u64).fold(0, u64::saturating_add);
+    Room::Free(names.join(", "), free)
+}
+
+/// Our devices, known to the host.
+fn devices() -> Option<&'static DeviceList> {
+    static DEVICES: OnceLock<DeviceList> = OnceLock::new();
+    if DEVICES.get().is_none() && !llama::register() {
+        log::error("the host refused the plugin; it runs as without it");
+        return None;
+    }
+    Some(DEVICES.get_or_init(reg::list))
+}
+
+/// A context of the model that was loaded last is about to be made.
+pub(crate) fn init(params: &mut ContextParams) {
+    let tokens = PASS_TOKENS.load(Ordering::Relaxed);
+    if tokens > 0 && params.has_host_lengths() {
+        params.set_pass(tokens);
+    }
+}
