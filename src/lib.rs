@@ -33,6 +33,7 @@ mod gpu;
 pub mod graph;
 pub mod memory;
 pub mod model;
+pub mod planner;
 pub mod purpose;
 pub mod ram;
 mod registry;
