@@ -329,8 +329,8 @@ impl Plan {
             if usage.cache == CacheSize::Off {
                 break 'reason "The cache is off (cache=off).".to_owned();
             }
-            if (usage.layers.is_some() || usage.cpu_experts.is_some()) && !usage.cache_asked {
-                break 'reason "-ngl, -ncmoe or -cmoe place weights by hand, so the cache stays off unless it is asked for (cache=auto).".to_owned();
+            if (usage.layers.is_some() || usage.cpu_experts.is_some() || usage.by_hand) && !usage.cache_asked {
+                break 'reason "-ngl, -ncmoe, -cmoe or -ot place weights by hand, so the cache stays off unless it is asked for (cache=auto).".to_owned();
             }
             let Some(cache) = best else {
                 break 'reason format!(

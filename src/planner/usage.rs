@@ -45,6 +45,8 @@ pub struct Usage {
     pub layers: Option<u64>,
     /// Layers whose experts stay in RAM (`-ncmoe`; `-cmoe` is all).
     pub cpu_experts: Option<u64>,
+    /// Whether weights are placed by name (`-ot`).
+    pub by_hand: bool,
     /// Threads (`-t`).
     pub threads: Option<u64>,
     /// How weights are loaded (`-lm`).
@@ -86,6 +88,7 @@ impl Default for Usage {
             fit_context: 4096,
             layers: None,
             cpu_experts: None,
+            by_hand: false,
             threads: None,
             load: None,
             cache: CacheSize::Auto,

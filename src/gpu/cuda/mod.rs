@@ -2,7 +2,8 @@
 //!
 //! Owns: the primary context that it retains, one stream of its own, memory in reservations of address space.
 //! Files: `context` (which device, what it can), `memory` (reservations, physical memory, registered host memory), `stream` (copies and
-//! fills; events), `staging` (pinned host memory that takes small uploads), `launch` (own kernels; the only place that launches one).
+//! fills; events), `staging` (pinned host memory that takes small uploads), `launch` (own kernels; the only place that launches one),
+//! `survey` (what the driver says of all cards, for the command).
 //! Invariants: cudarc panics when libcuda is absent, so its presence and version are asked first. The context is the primary one, which
 //! ggml's runtime calls use too; it is made current on the calling thread before each call and left so, as the runtime leaves it.
 //! Threads: any; a stream orders the work of all of them.
@@ -13,6 +14,7 @@ mod launch;
 mod memory;
 mod staging;
 mod stream;
+pub(crate) mod survey;
 
 use core::ffi::c_void;
 use std::collections::HashMap;
