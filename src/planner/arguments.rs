@@ -22,9 +22,10 @@ pub fn stock(plan: &Plan, stock: &StockPlan) -> String {
         let names = if parts > 1 { "down" } else { "gate|gate_up|down" };
         patterns.push(format!("blk\\.{layer}\\.ffn_({names}).*=CPU"));
     }
-    patterns.extend(
-        stock.cpu_experts.iter().map(|layer| format!("blk\\.{layer}\\.ffn_(up|down|gate_up|gate)_(ch|)exps=CPU")),
-    );
+    if !stock.cpu_experts.is_empty() {
+        let layers: Vec<String> = stock.cpu_experts.iter().map(usize::to_string).collect();
+        patterns.push(format!("blk\\.({})\\.ffn_(up|down|gate_up|gate)_(ch|)exps=CPU", layers.join("|")));
+    }
     if !patterns.is_empty() {
         words.push(format!("-ot \"{}\"", patterns.join(",")));
     }

@@ -182,11 +182,13 @@ fn of_layer(keys: &Keys<'_>, layer: u64, own: &BTreeMap<&str, &TensorInfo>, memo
     let recurrent = own.keys().any(|name| name.starts_with("ssm_") || name.starts_with("shortconv."));
     let no_heads = keys.of_layer("attention.head_count_kv", layer) == Some(0);
     let interval = keys.number("full_attention_interval");
-    let linear = keys.architecture == "minimax-01" && interval > 0 && !(layer + 1).is_multiple_of(interval);
+    let listed = keys.of_layer("attention.recurrent_layers", layer).is_some_and(|told| told > 0);
+    // Linear attention without a tensor that tells it.
+    let linear = keys.architecture == "minimax-01" && (listed || interval > 0 && !(layer + 1).is_multiple_of(interval));
     if recurrent || linear {
         memory.state_bytes = keys.state_bytes(layer);
     }
-    if linear {
+    if linear || recurrent && no_heads {
         return;
     }
     let latent = rows(own, &["attn_kv_a_mqa.weight", "attn_kv.weight"]);
@@ -203,7 +205,7 @@ fn of_layer(keys: &Keys<'_>, layer: u64, own: &BTreeMap<&str, &TensorInfo>, memo
         memory.key = key;
         // Where there is no matrix for values, the keys serve as values too.
         memory.value = rows(own, &["attn_v.weight"]).unwrap_or(key);
-    } else if let Some(all) = rows(own, &["attn_qkv.weight"]).filter(|_| !recurrent && !no_heads) {
+    } else if let Some(all) = rows(own, &["attn_qkv.weight"]).filter(|_| !recurrent) {
         let heads = keys.of_layer("attention.head_count", layer).unwrap_or(0);
         let kept = keys.of_layer("attention.head_count_kv", layer).unwrap_or(heads);
         let sum = heads.saturating_add(kept.saturating_mul(2)).max(1);
@@ -222,6 +224,11 @@ fn of_layer(keys: &Keys<'_>, layer: u64, own: &BTreeMap<&str, &TensorInfo>, memo
         return;
     }
     // An indexer that pools keeps rows of several kinds side by side.
+    if keys.architecture == "minimax-m3" {
+        // Its cache of an indexer has values, too.
+        memory.index = if has_indexer { index.saturating_add(keys.number("attention.value_length")) } else { 0 };
+        return;
+    }
     let kinds = match keys.architecture {
         "qwen4exp" => 2,
         "glm5-next" => 3,

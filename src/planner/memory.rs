@@ -46,6 +46,7 @@ pub fn compute_bytes(model: &Model, usage: &Usage, context: u64, batch: u64, out
     let mut experts = 0;
     let mut windows: u64 = 0;
     let mut whole = false;
+    let indexed = model.layers.iter().any(|layer| layer.memory.index > 0);
     for layer in &model.layers {
         // Results of all experts of a token, before and after they are weighed; or what gate, up and their product take.
         let weighed = width.saturating_mul(2);
@@ -65,7 +66,10 @@ pub fn compute_bytes(model: &Model, usage: &Usage, context: u64, batch: u64, out
     // The mask holds halves with fused attention, and floats without; then scores of all heads come to it.
     let mask = if usage.flash { cells.saturating_mul(2) } else { cells.saturating_mul(4) };
     let scores = if usage.flash { 0 } else { each.saturating_mul(model.heads).saturating_mul(4) };
-    floats.saturating_mul(4).saturating_add(mask).saturating_add(scores).saturating_mul(batch)
+    // An indexer scores every cell, and sorts the scores.
+    let indexer = if indexed { each.saturating_mul(8) } else { 0 };
+    let each_token = floats.saturating_mul(4).saturating_add(mask).saturating_add(scores).saturating_add(indexer);
+    each_token.saturating_mul(batch)
 }
 
 #[cfg(test)]

@@ -34,6 +34,8 @@ const NOT_HIDDEN: f64 = 0.5;
 const ALIKE: f64 = 0.6;
 /// The shortest pass for which experts are brought to the card.
 pub const LEAST_PASS: u64 = 32;
+/// What a thread computes of prompts, 10^12 operations per second; a guess.
+const THREAD_TFLOPS: f64 = 0.05;
 /// A disk of which nothing is known, 10^9 bytes per second.
 const DISK_GBS: f64 = 2.0;
 
@@ -201,7 +203,7 @@ pub fn prompt(setting: &Setting<'_>, tokens: u64, batch: u64) -> Speed {
         let held = place.held.clamp(0.0, 1.0);
         // Stock brings layers of the processors to the first card as well.
         let Some((ability, rate)) = setting.cards.get(place.card.unwrap_or(0)) else {
-            cpu += operations / (setting.threads.max(1) as f64 * 0.05e12) * 1e6;
+            cpu += operations / (setting.threads.max(1) as f64 * THREAD_TFLOPS * 1e12) * 1e6;
             continue;
         };
         gpu += PASS_LAYER_US

@@ -204,6 +204,32 @@ pub fn request_seconds(usage: &Usage, prompt: &Speed, decode: &Speed) -> f64 {
     usage.request.0 as f64 / prompt.rate.max(1e-9) + usage.request.1 as f64 / decode.rate.max(1e-9)
 }
 
+/// Everything on the processors.
+fn without_cards(model: &Model, machine: &Machine, usage: &Usage, threads: u64) -> StockPlan {
+    let places = vec![Place { card: None, found: 0.0, held: 0.0 }; model.layers.len()];
+    let setting = Setting {
+        model,
+        machine,
+        cards: &[],
+        places: &places,
+        output: None,
+        threads,
+        engine: Engine::Stock,
+        touched: usage.touched,
+    };
+    let batch = usage.batch.unwrap_or(512);
+    StockPlan {
+        gpu_layers: 0,
+        cards: Vec::new(),
+        cpu_experts: Vec::new(),
+        partial: None,
+        batch,
+        fits: true,
+        decode: decode(&setting),
+        prompt: prompt(&setting, usage.request.0, batch),
+    }
+}
+
 /// The best placement with this context; `None` if not even the buffers for computing fit.
 pub fn stock(
     model: &Model,
@@ -213,6 +239,9 @@ pub fn stock(
     context: u64,
     threads: u64,
 ) -> Option<StockPlan> {
+    if used.is_empty() {
+        return Some(without_cards(model, machine, usage, threads));
+    }
     let rooms = rooms(used, usage, context, |card| usage.target(card));
     let batches = usage.batch.map_or_else(|| BATCHES.to_vec(), |batch| vec![batch]);
     let plans = batches.into_iter().filter_map(|batch| {
