@@ -59,6 +59,8 @@ mod operations;
 mod perplexity;
 #[path = "hosts/placement.rs"]
 mod placement;
+#[path = "hosts/planner.rs"]
+mod planner;
 #[path = "hosts/prediction.rs"]
 mod prediction;
 #[path = "hosts/programs.rs"]

@@ -46,12 +46,21 @@ pub fn compute_bytes(model: &Model, usage: &Usage, context: u64, batch: u64, out
     let mut experts = 0;
     let mut windows: u64 = 0;
     let mut whole = false;
-    let indexed = model.layers.iter().any(|layer| layer.memory.index > 0);
+    // Cells that an indexer scores: all of them, or those that are kept of several tokens together.
+    let mut scored = 0;
+    let mut compressed = 0;
     for layer in &model.layers {
         // Results of all experts of a token, before and after they are weighed; or what gate, up and their product take.
         let weighed = width.saturating_mul(2);
         let inner = layer.expert_width.saturating_mul(3).saturating_add(width);
         experts = experts.max(layer.used.saturating_mul(weighed.max(inner)));
+        if layer.memory.index > 0 {
+            scored = each;
+        }
+        for &(ratio, _) in &layer.memory.compressed {
+            compressed = compressed.max(each / ratio.max(1));
+            scored = scored.max(compressed);
+        }
         match layer.memory.window {
             Some(window) if !usage.full_windows => {
                 windows = windows.max(window.saturating_add(batch).next_multiple_of(PAD))
@@ -62,12 +71,12 @@ pub fn compute_bytes(model: &Model, usage: &Usage, context: u64, batch: u64, out
     let floats = experts.saturating_add(width.saturating_mul(4));
     let outputs = model.vocabulary.saturating_add(width.saturating_mul(5));
     let floats = if output { floats.max(outputs) } else { floats };
-    let cells = windows.min(each).saturating_add(if whole { each } else { 0 });
+    let cells = windows.min(each).saturating_add(compressed).saturating_add(if whole { each } else { 0 });
     // The mask holds halves with fused attention, and floats without; then scores of all heads come to it.
     let mask = if usage.flash { cells.saturating_mul(2) } else { cells.saturating_mul(4) };
     let scores = if usage.flash { 0 } else { each.saturating_mul(model.heads).saturating_mul(4) };
     // An indexer scores every cell, and sorts the scores.
-    let indexer = if indexed { each.saturating_mul(8) } else { 0 };
+    let indexer = scored.saturating_mul(8);
     let each_token = floats.saturating_mul(4).saturating_add(mask).saturating_add(scores).saturating_add(indexer);
     each_token.saturating_mul(batch)
 }

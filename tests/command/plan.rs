@@ -11,9 +11,9 @@ use tempfile::TempDir;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny-docs-moe.Q4_K_M.gguf");
 
-/// A machine that is small enough for the bundled model not to fit its card.
+/// A machine with a card of 2 GiB.
 const MACHINE: &str = r#"{"ram_mib": 8192, "cores": 4, "cpu_gbs": 20, "cpu_source": "measured", "cards": [
-    {"name": "CUDA0", "description": "A card", "total_mib": 300, "free_mib": 280, "link_gbs": 6, "link_source": "measured"}]}"#;
+    {"name": "CUDA0", "description": "A card", "total_mib": 2000, "free_mib": 1800, "link_gbs": 6, "link_source": "measured"}]}"#;
 
 struct Place {
     folder: TempDir,
