@@ -120,9 +120,15 @@ fn helped(path: &Path, named: Option<&Path>) -> Result<PathBuf, String> {
             }
         }
     }
-    plugin(named).map_err(|error| match error {
+    let library = plugin(named).map_err(|error| match error {
         Usage(reason) | Failed(reason) => reason,
-    })
+    })?;
+    // The loader takes both for the end of a name.
+    if library.to_string_lossy().contains([' ', ':']) {
+        let path = library.display();
+        return Err(format!("the path of the plugin has a space or a colon, which LD_PRELOAD cannot carry: {path}"));
+    }
+    Ok(library)
 }
 
 /// The short plan for what the program is asked to do.

@@ -70,6 +70,8 @@ pub fn read(words: &[String], server: bool, variable: impl Fn(&str) -> Option<St
     if server {
         flags.usage.parallel = 4;
     }
+    // What the environment sets for the plugin comes first, so that flags have the last word.
+    flags.settings.extend(variable("GGML_MOE"));
     for (names, name, takes) in KNOWN {
         if let Some(value) = Some(name).filter(|name| !name.is_empty()).and_then(&variable)
             && (takes || is_true(&value))
@@ -165,8 +167,10 @@ impl Flags {
     fn settle(&mut self) {
         let usage = &mut self.usage;
         let (config, _) = config::parse(&self.settings.join(";"));
-        usage.cache_asked =
-            self.settings.iter().any(|pair| pair.starts_with("cache=") || pair.starts_with("moe-expert-cache="));
+        let names = ["cache", "moe-expert-cache"];
+        let mut pairs =
+            self.settings.iter().flat_map(|text| text.split([';', ','])).filter_map(|pair| pair.split_once('='));
+        usage.cache_asked = pairs.any(|(name, _)| names.contains(&name.trim()));
         usage.cache = if self.off { CacheSize::Off } else { config.cache };
         usage.reserve = config.vram_reserve_mb.saturating_mul(MIB);
         usage.budget = config.vram_budget_mb.map(|mib| mib.saturating_mul(MIB));
@@ -213,6 +217,9 @@ mod tests {
             (CacheSize::Mib(2000), true, 500 * MIB)
         );
         assert_eq!((flags.usage.threads, flags.usage.context), (Some(3), Some(100)));
+        let variable = |name: &str| (name == "GGML_MOE").then(|| "inner=CUDA0;cache=5".to_owned());
+        let set = read(&[], false, variable).usage;
+        assert_eq!((set.cache, set.cache_asked), (CacheSize::Mib(5), true));
         let off = of("--moe off -c 7");
         assert!(off.off && off.usage.cache == CacheSize::Off && off.usage.context == Some(7));
         assert!(!of("").usage.cache_asked);

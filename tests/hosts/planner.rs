@@ -23,7 +23,7 @@ fn told(model: &Path, flags: &[&str]) -> [u64; 3] {
 
 /// Architectures whose buffer for computing is larger than reckoned, by up to the factor. grok computes attention in pieces; the others
 /// have indexers, of which only one form is known.
-const MORE_COMPUTE: [(&str, f64); 3] = [("grok", 7.0), ("minimax-m3", 2.0), ("qwen4exp", 1.6)];
+const MORE_COMPUTE: [(&str, f64); 4] = [("grok", 7.0), ("minimax-m3", 2.0), ("qwen4exp", 1.6), ("deepseek4", 1.6)];
 
 #[test]
 fn memory_of_every_architecture() {
