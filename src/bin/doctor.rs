@@ -325,7 +325,7 @@ fn of_ram(checks: &mut Checks, root: &Path, machine: &Machine) {
         }
         None => checks.ok("ram", words),
     }
-    let pinned = machine.usable() / 4 * 3 >> 20;
+    let pinned = (machine.usable() / 4 * 3) >> 20;
     let locked =
         system::locked_limit(root).map_or_else(|| "no limit".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
     checks.ok(

@@ -42,10 +42,9 @@ pub struct Survey {
 
 /// Asks the driver. No card is opened.
 pub fn survey() -> Survey {
-    let mut found = Survey::default();
     // SAFETY: only tries to load the library by name.
-    found.present = unsafe { sys::is_culib_present() };
-    found.fault = context::check_library(None).err();
+    let present = unsafe { sys::is_culib_present() };
+    let mut found = Survey { present, fault: context::check_library(None).err(), ..Survey::default() };
     if !found.present {
         return found;
     }
