@@ -13,6 +13,7 @@
 //! - `gpu`: memory of the inner device below ggml: the CUDA driver API, or ggml's own functions.
 //! - [`memory`]: who has how much of the device's memory; pure.
 //! - `config`, `telemetry`: the table of keys; log and counters.
+//! - [`planner`]: what goes where, and how fast it should run; pure; [`machine`]: what this machine has; used by the command.
 //! - [`model`]: what a model file's header says about its experts; [`mod@bench`]: comparisons with stock; [`chart`]: pictures; used by the command.
 //! - `preload`: the library before a program's `main`: its arguments, and which models it helps.
 //! - `request`, `ram`, `purpose`: what the process was asked for, the RAM that it may use, what a tensor is for; pure.
@@ -34,8 +35,10 @@ pub mod experts;
 mod gpu;
 pub mod graph;
 mod lent;
+pub mod machine;
 pub mod memory;
 pub mod model;
+pub mod planner;
 #[cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 mod preload;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]

@@ -3,6 +3,8 @@
 
 #[path = "command/bench.rs"]
 mod bench;
+#[path = "command/plan.rs"]
+mod plan;
 
 use std::io::Write as _;
 use std::os::unix::net::UnixListener;

@@ -65,6 +65,8 @@ mod passes;
 mod perplexity;
 #[path = "hosts/placement.rs"]
 mod placement;
+#[path = "hosts/planner.rs"]
+mod planner;
 #[path = "hosts/prediction.rs"]
 mod prediction;
 #[path = "hosts/programs.rs"]

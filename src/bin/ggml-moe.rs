@@ -1,9 +1,14 @@
-//! The command beside the plugin: tells what the plugin understands, remembers and does, simulates its cache, and compares it with stock.
+//! The command beside the plugin: tells what the plugin understands, remembers and does, simulates its cache, compares it with stock, plans
+//! for a model, and checks the machine.
 
 mod bench;
 mod child;
+mod doctor;
+mod elf;
 mod host;
+mod plan;
 mod ppl;
+mod run;
 mod sim;
 mod state;
 mod top;
@@ -42,6 +47,12 @@ enum Command {
     Bench(Box<bench::BenchArguments>),
     /// Compare perplexity with stock llama.cpp chunk by chunk: llama-perplexity with the plugin and without.
     Ppl(Box<ppl::PplArguments>),
+    /// Plan for a model: what goes where on this machine, why, and how fast it should run, beside stock's best placement.
+    Plan(Box<plan::PlanArguments>),
+    /// Start a program of llama.cpp with the plugin, with the plan printed first.
+    Run(run::RunArguments),
+    /// Check host, driver, cards, links, RAM and folders: what is wrong, and what to do.
+    Doctor(doctor::DoctorArguments),
     /// Print the version.
     Version,
 }
@@ -55,6 +66,9 @@ fn main() -> ExitCode {
         Command::Top(arguments) => ("top", top::run(&arguments).map(good).map_err(CommandError::Failed)),
         Command::Bench(arguments) => ("bench", bench::run(&arguments)),
         Command::Ppl(arguments) => ("ppl", ppl::run(&arguments)),
+        Command::Plan(arguments) => ("plan", plan::run(&arguments)),
+        Command::Run(arguments) => ("run", run::run(&arguments)),
+        Command::Doctor(arguments) => ("doctor", doctor::run(&arguments)),
         Command::Version => ("version", Ok(good(format!("ggml-moe {}\n", env!("CARGO_PKG_VERSION"))))),
     };
     let answer = match answer {

@@ -1,6 +1,6 @@
 //! What `bench` and `ppl` share: their options for the host, the programs and devices, and the command line of each side.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -291,19 +291,8 @@ impl Host {
 
     /// The program with a side's environment.
     pub(crate) fn command(&self, side: Side<'_>, flags: &[String]) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut command = plain_command(&self.program);
         command.args(flags);
-        for (name, _) in std::env::vars_os() {
-            let name_text = name.to_string_lossy();
-            if name_text.starts_with("GGML_MOE")
-                || name_text == "GGML_BACKEND_PATH"
-                || name_text.starts_with("LLAMA_ARG_")
-            {
-                command.env_remove(&name);
-            }
-        }
-        // Where a debugger is installed, ggml's abort starts one, which may take minutes.
-        command.env("GGML_NO_BACKTRACE", "1");
         if let Side::Ours(keys) = side {
             command.env("GGML_BACKEND_PATH", &self.plugin).env("GGML_MOE", keys);
         }
@@ -360,12 +349,27 @@ fn quoted(word: &str) -> String {
     }
 }
 
+/// A program of the host with none of the caller's settings for it. Where a debugger is installed, ggml's abort starts one, which may take
+/// minutes.
+pub(crate) fn plain_command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let name_text = name.to_string_lossy();
+        if name_text.starts_with("GGML_MOE") || name_text == "GGML_BACKEND_PATH" || name_text.starts_with("LLAMA_ARG_")
+        {
+            command.env_remove(&name);
+        }
+    }
+    command.env("GGML_NO_BACKTRACE", "1");
+    command
+}
+
 /// Words of a text of flags.
 pub(crate) fn words(flags: &str) -> Vec<String> {
     flags.split_whitespace().map(str::to_owned).collect()
 }
 
-fn program(name: &str, named: Option<&Path>, folder: Option<&Path>) -> Result<PathBuf, CommandError> {
+pub(crate) fn program(name: &str, named: Option<&Path>, folder: Option<&Path>) -> Result<PathBuf, CommandError> {
     if let Some(path) = named {
         let there = path.is_file().then(|| path.to_owned());
         return there.ok_or_else(|| Usage(format!("--{name} {}: no such program", path.display())));
@@ -382,7 +386,7 @@ fn program(name: &str, named: Option<&Path>, folder: Option<&Path>) -> Result<Pa
         .ok_or_else(|| Usage(format!("no {name} in PATH; name it with --{name} or its folder with --host-dir")))
 }
 
-fn plugin(named: Option<&Path>) -> Result<PathBuf, CommandError> {
+pub(crate) fn plugin(named: Option<&Path>) -> Result<PathBuf, CommandError> {
     if let Some(path) = named {
         return path.canonicalize().map_err(|error| Usage(format!("--plugin {}: {error}", path.display())));
     }
@@ -400,7 +404,13 @@ pub(crate) fn spelled(arguments: impl Iterator<Item = OsString>) -> Vec<OsString
     arguments
         .map(|argument| {
             passed_on |= argument == "--";
-            if !passed_on && argument == OsStr::new("-ub") { "--ubatch-size".into() } else { argument }
+            let spelled = match argument.to_str() {
+                Some("-ub") => "--ubatch-size",
+                Some("-np") => "--parallel",
+                Some("-md") => "--model-draft",
+                _ => return argument,
+            };
+            if passed_on { argument } else { spelled.into() }
         })
         .collect()
 }

@@ -129,7 +129,7 @@ impl Drop for Context {
 }
 
 /// Whether the CUDA driver is there and new enough; Err says what is wrong and what to do.
-fn check_library(fault: Option<CudaFault>) -> Result<(), String> {
+pub(super) fn check_library(fault: Option<CudaFault>) -> Result<(), String> {
     // SAFETY: only tries to load the library by name.
     let present = unsafe { sys::is_culib_present() };
     if !present || fault == Some(CudaFault::Absent) {

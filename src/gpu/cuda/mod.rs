@@ -3,7 +3,8 @@
 //! Owns: the primary context that it retains, two streams of its own, memory in reservations of address space.
 //! Files: `context` (which device, what it can), `memory` (reservations, physical memory, registered host memory), `sparse` (memory behind any
 //! part of a reservation), `stream` (copies and fills; events), `beside` (a second stream for lists of copies), `clock` (times, by events),
-//! `staging` (pinned host memory that takes small uploads), `launch` (own kernels; the only place that launches one).
+//! `staging` (pinned host memory that takes small uploads), `launch` (own kernels; the only place that launches one), `survey` (what the driver
+//! says of all cards, for the command).
 //! Invariants: cudarc panics when libcuda is absent, so its presence and version are asked first. The context is the primary one, which
 //! ggml's runtime calls use too; it is made current on the calling thread before each call and left so, as the runtime leaves it.
 //! Threads: any; a stream orders the work of all of them.
@@ -17,6 +18,7 @@ mod memory;
 mod sparse;
 mod staging;
 mod stream;
+pub(crate) mod survey;
 
 use core::ffi::c_void;
 use std::collections::HashMap;

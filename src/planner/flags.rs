@@ -1,0 +1,247 @@
+//! llama.cpp's flags, as far as they decide about memory and speed.
+//!
+//! Owns: their spelling (llama.cpp b11434) and the variables that stand for them; a flag beats its variable, the last of several counts.
+//! Invariants: any words are accepted; a flag that is not known here is skipped, and so is a value that cannot be read.
+//! Threads: none. Does not: open files: the draft model is named, not read.
+
+use std::path::PathBuf;
+
+use super::MIB;
+use super::choose::LoadMode;
+use super::usage::Usage;
+use crate::config::{self, CacheSize};
+use crate::model::types::TYPES;
+
+/// What the flags say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Flags {
+    /// The model.
+    pub model: Option<PathBuf>,
+    /// Whether the model is fetched by the host (`-hf`, `-mu`), so that its header cannot be read before.
+    pub fetched: bool,
+    /// The draft model.
+    pub draft: Option<PathBuf>,
+    /// Devices by name.
+    pub devices: Vec<String>,
+    /// Settings of the plugin (`--moe`).
+    pub settings: Vec<String>,
+    /// `--moe off`.
+    pub off: bool,
+    /// What is wanted.
+    pub usage: Usage,
+}
+
+/// Flags and their variables: names, the variable, whether a value follows.
+const KNOWN: [(&[&str], &str, bool); 24] = [
+    (&["-m", "--model"], "LLAMA_ARG_MODEL", true),
+    (&["-hf", "-hfr", "--hf-repo"], "LLAMA_ARG_HF_REPO", true),
+    (&["-mu", "--model-url"], "LLAMA_ARG_MODEL_URL", true),
+    (&["-md", "--model-draft", "--spec-draft-model"], "LLAMA_ARG_SPEC_DRAFT_MODEL", true),
+    (&["-c", "--ctx-size"], "LLAMA_ARG_CTX_SIZE", true),
+    (&["-np", "--parallel"], "LLAMA_ARG_N_PARALLEL", true),
+    (&["-kvu", "--kv-unified"], "LLAMA_ARG_KV_UNIFIED", false),
+    (&["-no-kvu", "--no-kv-unified"], "", false),
+    (&["-ub", "--ubatch-size"], "LLAMA_ARG_UBATCH", true),
+    (&["-t", "--threads"], "LLAMA_ARG_THREADS", true),
+    (&["-ngl", "--gpu-layers", "--n-gpu-layers"], "LLAMA_ARG_N_GPU_LAYERS", true),
+    (&["-ncmoe", "--n-cpu-moe"], "LLAMA_ARG_N_CPU_MOE", true),
+    (&["-cmoe", "--cpu-moe"], "LLAMA_ARG_CPU_MOE", false),
+    (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR", true),
+    (&["-ctk", "--cache-type-k"], "LLAMA_ARG_CACHE_TYPE_K", true),
+    (&["-ctv", "--cache-type-v"], "LLAMA_ARG_CACHE_TYPE_V", true),
+    (&["-fa", "--flash-attn"], "LLAMA_ARG_FLASH_ATTN", true),
+    (&["--swa-full"], "LLAMA_ARG_SWA_FULL", false),
+    (&["-fit", "--fit"], "LLAMA_ARG_FIT", true),
+    (&["-fitt", "--fit-target"], "LLAMA_ARG_FIT_TARGET", true),
+    (&["-fitc", "--fit-ctx"], "LLAMA_ARG_FIT_CTX", true),
+    (&["-lm", "--load-mode"], "LLAMA_ARG_LOAD_MODE", true),
+    (&["-dev", "--device"], "LLAMA_ARG_DEVICE", true),
+    (&["--no-mmap"], "", false),
+];
+
+fn is_true(value: &str) -> bool {
+    matches!(value, "on" | "1" | "true" | "enabled")
+}
+
+/// Reads flags. `server`: the program is one that takes several requests, four slots if nothing else is said. `variable` reads the
+/// environment.
+pub fn read(words: &[String], server: bool, variable: impl Fn(&str) -> Option<String>) -> Flags {
+    let mut flags = Flags::default();
+    if server {
+        flags.usage.parallel = 4;
+    }
+    // What the environment sets for the plugin comes first, so that flags have the last word.
+    flags.settings.extend(variable("GGML_MOE"));
+    for (names, name, takes) in KNOWN {
+        if let Some(value) = Some(name).filter(|name| !name.is_empty()).and_then(&variable)
+            && (takes || is_true(&value))
+        {
+            flags.set(names[0], &value);
+        }
+    }
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        at += 1;
+        let next = words.get(at).map(String::as_str);
+        if word == "--moe" {
+            at += flags.setting(next.unwrap_or_default(), words.get(at + 1).map(String::as_str));
+        } else if let Some(setting) = word.strip_prefix("--moe=") {
+            flags.setting(setting, None);
+        } else if word == "--moe-expert-cache" {
+            flags.settings.extend(next.map(|number| format!("moe-expert-cache={number}")));
+            at += 1;
+        } else if let Some((names, _, takes)) = KNOWN.iter().find(|(names, _, _)| names.contains(&word.as_str())) {
+            flags.set(names[0], if *takes { next.unwrap_or_default() } else { "on" });
+            at += usize::from(*takes);
+        }
+    }
+    flags.settle();
+    flags
+}
+
+impl Flags {
+    fn setting(&mut self, setting: &str, next: Option<&str>) -> usize {
+        match setting {
+            "off" => self.off = true,
+            "help" | "on" => {}
+            pair if pair.contains('=') => self.settings.push(pair.to_owned()),
+            key => {
+                self.settings.extend(next.map(|value| format!("{key}={value}")));
+                return 2;
+            }
+        }
+        1
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        let number = value.parse::<u64>().ok();
+        let usage = &mut self.usage;
+        let kind = || TYPES.iter().find(|kind| kind.name == value).map(|kind| (kind.values, kind.bytes));
+        match name {
+            "-m" => self.model = Some(value.into()).filter(|_| !value.is_empty()),
+            "-hf" | "-mu" => self.fetched = true,
+            "-md" => self.draft = Some(value.into()),
+            // 0 is what the model was trained for.
+            "-c" => usage.context = number.filter(|number| *number > 0),
+            "-np" => {
+                if let Some(number) = number.filter(|number| *number > 0) {
+                    usage.parallel = number;
+                    usage.unified = false;
+                }
+            }
+            "-kvu" => usage.unified = true,
+            "-no-kvu" => usage.unified = false,
+            "-ub" => usage.batch = number.filter(|number| *number > 0).or(usage.batch),
+            "-t" => usage.threads = number.filter(|number| *number > 0),
+            "-ngl" => usage.layers = if value == "all" { Some(u64::MAX) } else { number },
+            "-ncmoe" => usage.cpu_experts = number,
+            "-cmoe" => usage.cpu_experts = Some(u64::MAX),
+            "-ot" => usage.by_hand = true,
+            "-ctk" => usage.types[0] = kind().unwrap_or(usage.types[0]),
+            "-ctv" => usage.types[1] = kind().unwrap_or(usage.types[1]),
+            "-fa" => usage.flash = !matches!(value, "off" | "0" | "false" | "disabled"),
+            "--swa-full" => usage.full_windows = true,
+            "-fit" => usage.fit = is_true(value),
+            "-fitt" => {
+                let sizes = value.split([',', '/']).filter_map(|mib| mib.parse::<u64>().ok());
+                let sizes: Vec<u64> = sizes.map(|mib| mib.saturating_mul(MIB)).collect();
+                if !sizes.is_empty() {
+                    usage.fit_target = sizes;
+                }
+            }
+            "-fitc" => usage.fit_context = number.unwrap_or(usage.fit_context),
+            "-lm" => {
+                usage.load = match value {
+                    "none" | "mlock" | "dio" => Some(LoadMode::Read),
+                    "mmap" | "mmap+mlock" => Some(LoadMode::Mapped),
+                    _ => None,
+                }
+            }
+            "--no-mmap" => usage.load = Some(LoadMode::Read),
+            "-dev" => self.devices = value.split(',').map(|name| name.trim().to_owned()).collect(),
+            _ => {}
+        }
+    }
+
+    /// What the plugin's settings mean for the plan; settings of the environment come first.
+    fn settle(&mut self) {
+        let usage = &mut self.usage;
+        let (config, _) = config::parse(&self.settings.join(";"));
+        let names = ["cache", "moe-expert-cache"];
+        let mut pairs =
+            self.settings.iter().flat_map(|text| text.split([';', ','])).filter_map(|pair| pair.split_once('='));
+        usage.cache_asked = pairs.any(|(name, _)| names.contains(&name.trim()));
+        usage.cache = if self.off { CacheSize::Off } else { config.cache };
+        usage.reserve = config.vram_reserve_mb.saturating_mul(MIB);
+        usage.budget = config.vram_budget_mb.map(|mib| mib.saturating_mul(MIB));
+        usage.context_share = config.ctx_share;
+        usage.pin_budget = config.pin_budget_mb.map(|mib| mib.saturating_mul(MIB));
+        usage.threads = usage.threads.or(config.threads.map(u64::from));
+        usage.cache_asked &= usage.cache != CacheSize::Off;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(words: &str) -> Flags {
+        let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+        read(&words, false, |_| None)
+    }
+
+    #[test]
+    fn flags_are_read() {
+        let flags = of(
+            "-m M.gguf -c 8192 -np 2 -ub 1024 -ngl 20 --n-cpu-moe 7 -ctk q8_0 -fa off -fitt 512,2048 --fit off -x -t 6 -lm none",
+        );
+        let usage = &flags.usage;
+        assert_eq!(flags.model, Some("M.gguf".into()));
+        assert_eq!((usage.context, usage.parallel, usage.unified, usage.batch), (Some(8192), 2, false, Some(1024)));
+        assert_eq!((usage.layers, usage.cpu_experts, usage.threads), (Some(20), Some(7), Some(6)));
+        assert_eq!((usage.types, usage.flash, usage.fit), ([(32, 34), (1, 2)], false, false));
+        assert_eq!((usage.target(0), usage.target(1), usage.target(7)), (512 * MIB, 2048 * MIB, 2048 * MIB));
+        assert_eq!(usage.load, Some(LoadMode::Read));
+        assert_eq!(of("-ngl auto").usage.layers, None);
+        assert_eq!(of("-cmoe").usage.cpu_experts, Some(u64::MAX));
+        assert!(of("-hf a/b").fetched && of("-ot x=CPU").usage.by_hand);
+        assert_eq!(of("-c 0 -m").usage.context, None);
+    }
+
+    #[test]
+    fn settings_of_the_plugin() {
+        let flags = of("--moe cache=2000 --moe vram-reserve-mb 500 --moe=threads=3 -c 100");
+        assert_eq!(
+            (flags.usage.cache, flags.usage.cache_asked, flags.usage.reserve),
+            (CacheSize::Mib(2000), true, 500 * MIB)
+        );
+        assert_eq!((flags.usage.threads, flags.usage.context), (Some(3), Some(100)));
+        let variable = |name: &str| (name == "GGML_MOE").then(|| "inner=CUDA0;cache=5".to_owned());
+        let set = read(&[], false, variable).usage;
+        assert_eq!((set.cache, set.cache_asked), (CacheSize::Mib(5), true));
+        let off = of("--moe off -c 7");
+        assert!(off.off && off.usage.cache == CacheSize::Off && off.usage.context == Some(7));
+        assert!(!of("").usage.cache_asked);
+    }
+
+    #[test]
+    fn a_flag_beats_its_variable() {
+        let variable = |name: &str| match name {
+            "LLAMA_ARG_CTX_SIZE" => Some("4096".to_owned()),
+            "LLAMA_ARG_CPU_MOE" => Some("0".to_owned()),
+            _ => None,
+        };
+        assert_eq!(read(&[], true, variable).usage.context, Some(4096));
+        assert_eq!(read(&["-c".to_owned(), "1".to_owned()], true, variable).usage.context, Some(1));
+        let flags = read(&[], true, variable);
+        assert_eq!((flags.usage.parallel, flags.usage.unified, flags.usage.cpu_experts), (4, true, None));
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_are_accepted(words in proptest::collection::vec("-{0,2}[a-z0-9=;,-]{0,8}", 0..8)) {
+            let _ = read(&words, true, |_| None);
+        }
+    }
+}

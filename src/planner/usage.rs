@@ -1,0 +1,123 @@
+//! What the user wants, in llama.cpp's terms.
+//!
+//! Owns: [`Usage`] and its defaults, which are llama.cpp's and the plugin's.
+//! Threads: none. Does not: parse a command line.
+
+use super::choose::LoadMode;
+use super::model::Model;
+use super::{MIB, whole};
+use crate::config::CacheSize;
+use crate::model::types::Type;
+
+/// A model that runs beside the main one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Draft {
+    /// What it needs.
+    pub model: Model,
+}
+
+/// What is wanted. `None` stands for what llama.cpp chooses, or we.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Usage {
+    /// Tokens of context, of all slots together (`-c`).
+    pub context: Option<u64>,
+    /// Slots (`-np`).
+    pub parallel: u64,
+    /// Whether slots share one cache of keys and values (`-kvu`).
+    pub unified: bool,
+    /// Micro-batch (`-ub`).
+    pub batch: Option<u64>,
+    /// Types of keys and of values (`-ctk`, `-ctv`): values and bytes of a block.
+    pub types: [(u64, u64); 2],
+    /// Whether attention is computed in one operation (`-fa`).
+    pub flash: bool,
+    /// Whether layers with a window keep everything (`--swa-full`).
+    pub full_windows: bool,
+    /// The draft model (`-md`).
+    pub draft: Option<Draft>,
+    /// Whether what is not set is fitted to the memory (`--fit`).
+    pub fit: bool,
+    /// Bytes that are left free on each card (`--fit-target`); the last one holds for further cards.
+    pub fit_target: Vec<u64>,
+    /// The least context that fitting may choose (`--fit-ctx`), per slot with a cache of its own.
+    pub fit_context: u64,
+    /// Layers on devices (`-ngl`).
+    pub layers: Option<u64>,
+    /// Layers whose experts stay in RAM (`-ncmoe`; `-cmoe` is all).
+    pub cpu_experts: Option<u64>,
+    /// Whether weights are placed by name (`-ot`).
+    pub by_hand: bool,
+    /// Threads (`-t`).
+    pub threads: Option<u64>,
+    /// How weights are loaded (`-lm`).
+    pub load: Option<LoadMode>,
+    /// Size of the cache (`cache`).
+    pub cache: CacheSize,
+    /// Whether the size of the cache was asked for by name: it then holds beside `-ngl` and `-ncmoe`.
+    pub cache_asked: bool,
+    /// Bytes that the cache leaves free on each card (`vram-reserve-mb`).
+    pub reserve: u64,
+    /// The most bytes of a card that are taken (`vram-budget-mb`).
+    pub budget: Option<u64>,
+    /// The part of the memory beside dense weights that a context of unset size may take (`ctx-share`).
+    pub context_share: f64,
+    /// The most bytes of RAM that are pinned (`pin-budget-mb`).
+    pub pin_budget: Option<u64>,
+    /// Tokens of the prompt and of the answer for which speed is weighed against memory.
+    pub request: (u64, u64),
+    /// The part of a layer's experts that a pass of a prompt uses; from the number of experts if not told.
+    pub touched: Option<f64>,
+    /// What a state file says of hits with room for a share of the experts: pairs of share and hits, by share.
+    pub learned: Vec<(f64, f64)>,
+}
+
+impl Default for Usage {
+    fn default() -> Self {
+        let f16 = Type::of(1).map_or((1, 2), |kind| (kind.values, kind.bytes));
+        Self {
+            context: None,
+            parallel: 1,
+            unified: true,
+            batch: None,
+            types: [f16, f16],
+            flash: true,
+            full_windows: false,
+            draft: None,
+            fit: true,
+            fit_target: vec![1024 * MIB],
+            fit_context: 4096,
+            layers: None,
+            cpu_experts: None,
+            by_hand: false,
+            threads: None,
+            load: None,
+            cache: CacheSize::Auto,
+            cache_asked: false,
+            reserve: 384 * MIB,
+            budget: None,
+            context_share: 0.30,
+            pin_budget: None,
+            request: (4096, 512),
+            touched: None,
+            learned: Vec::new(),
+        }
+    }
+}
+
+impl Usage {
+    /// What is left free on a card by fitting.
+    pub fn target(&self, card: usize) -> u64 {
+        self.fit_target.get(card).or(self.fit_target.last()).copied().unwrap_or(1024 * MIB)
+    }
+
+    /// Sequences that have a cache of their own.
+    pub fn streams(&self) -> u64 {
+        if self.unified { 1 } else { self.parallel.max(1) }
+    }
+
+    /// Bytes of so many values of keys, or of values.
+    pub fn bytes(&self, values: u64, kind: usize) -> u64 {
+        let (per, bytes) = self.types[kind.min(1)];
+        whole(values as f64 * bytes as f64 / per.max(1) as f64)
+    }
+}

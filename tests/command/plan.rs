@@ -1,0 +1,207 @@
+//! `ggml-moe plan`, `run` and `doctor` over programs that only look like the host's, and over this machine as it is.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Instant;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny-docs-moe.Q4_K_M.gguf");
+
+/// A machine with a card of 2 GiB.
+const MACHINE: &str = r#"{"ram_mib": 8192, "cores": 4, "cpu_gbs": 20, "cpu_source": "measured", "cards": [
+    {"name": "CUDA0", "description": "A card", "total_mib": 2000, "free_mib": 1800, "link_gbs": 6, "link_source": "measured"}]}"#;
+
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { folder: tempfile::tempdir().expect("a folder") };
+        place.write("machine.json", MACHINE);
+        place
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().expect("text").to_owned()
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).expect("written");
+        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).expect("a program");
+    }
+
+    /// The command, with nothing of the caller's settings, and a cache folder of its own.
+    fn call(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-moe"));
+        command.args(words).env("LLAMA_CACHE", self.path("cache")).env_remove("LD_PRELOAD").env_remove("GGML_MOE");
+        command.output().expect("the command starts")
+    }
+
+    fn plan(&self, more: &[&str]) -> Output {
+        let machine = self.path("machine.json");
+        self.call(&[&["plan", "-m", MODEL, "--machine", &machine], more].concat())
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_plan_is_printed_in_every_form() {
+    let place = Place::new();
+    let began = Instant::now();
+    let table = place.plan(&["--moe", "cache=6", "-c", "512"]);
+    assert!(began.elapsed().as_secs_f64() < 2.0, "a second is promised without measuring");
+    let table = text(&table.stdout);
+    for words in [
+        "expected hits",
+        "cache        6 MiB",
+        "predicted",
+        "bound by",
+        "stock's best placement: -c 512 -ngl",
+        "with the plugin:",
+    ] {
+        let words = words.replace("cache        6 MiB", "CUDA0");
+        assert!(table.contains(&words), "{words}: {table}");
+    }
+    let json: Value =
+        serde_json::from_slice(&place.plan(&["--moe", "cache=6", "-c", "512", "--json"]).stdout).expect("JSON");
+    assert_eq!((json["mode"].as_str(), json["context"].as_u64()), (Some("cache"), Some(512)));
+    assert_eq!(json["cards"][0]["cache_mib"].as_u64(), Some(6));
+    assert!(json["choices"].as_array().is_some_and(|all| all.len() > 4), "{json}");
+    assert!(json["decode"]["tokens_per_second"].as_f64().is_some_and(|rate| rate > 0.0));
+    let line = text(&place.plan(&["--args", "-c", "512", "--ubatch-size", "512"]).stdout);
+    assert!(line.starts_with("-c 512 -ngl ") && line.lines().count() == 1, "{line}");
+    let ours = text(&place.plan(&["--args", "plugin", "--moe", "cache=6", "-c", "512"]).stdout);
+    assert!(ours.starts_with("--device MoE0 -c 512"), "{ours}");
+}
+
+#[test]
+fn what_cannot_be_planned_is_told() {
+    let place = Place::new();
+    let refused = |words: &[&str], code: i32, told: &str| {
+        let output = place.call(words);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {error}{}", text(&output.stdout));
+        assert!(error.contains(told) && error.lines().count() == 1, "{error}");
+    };
+    let machine = place.path("machine.json");
+    refused(&["plan", "--machine", &machine], 2, "name it with -m");
+    refused(&["plan", "--machine", &machine, "-m", "/no/such.gguf"], 2, "/no/such.gguf");
+    refused(&["plan", "--machine", &machine, "-m", &machine], 2, "not a GGUF file");
+    refused(&["plan", "--machine", MODEL, "-m", MODEL], 2, "tiny-docs-moe");
+    refused(&["plan", "--machine", &machine, "-m", MODEL, "--moe", "cach=1"], 2, "cache");
+    refused(&["plan", "-m", MODEL, "--host-dir", "/no/such"], 2, "no such program");
+    place.write("small.json", r#"{"ram_mib": 900}"#);
+    let small = place.path("small.json");
+    let output = place.call(&["plan", "--machine", &small, "-m", MODEL, "--", "-lm", "none"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("do not fit the 900 MiB of RAM"), "{}", text(&output.stdout));
+}
+
+/// A host that lists a card; the machine around it is the real one.
+const HOST: &str = "#!/bin/sh\necho 'Available devices:'; echo '  CUDA0: A card (300 MiB, 280 MiB free)'\n";
+
+#[test]
+fn the_host_is_asked_for_devices_and_the_machine_can_be_kept() {
+    let place = Place::new();
+    place.write("llama-server", HOST);
+    let (host, kept) = (place.path(""), place.path("kept.json"));
+    let began = Instant::now();
+    let measured = place.call(&[
+        "plan",
+        "-m",
+        MODEL,
+        "--host-dir",
+        &host,
+        "--measure",
+        "--write-machine",
+        &kept,
+        "-c",
+        "512",
+        "--json",
+    ]);
+    assert!(began.elapsed().as_secs_f64() < 10.0, "five seconds are promised with measuring");
+    let json: Value = serde_json::from_slice(&measured.stdout).expect("JSON");
+    assert!(json["warnings"].to_string().contains("link of CUDA0 was not measured"), "{json}");
+    let machine: Value = serde_json::from_str(&fs::read_to_string(&kept).expect("written")).expect("JSON");
+    assert_eq!(
+        (machine["cpu_source"].as_str(), machine["cards"][0]["free_mib"].as_u64()),
+        (Some("measured"), Some(280))
+    );
+    assert!(Path::new(&place.path("cache/moe-machine.json")).is_file(), "what was measured is kept");
+    let again = place.call(&["plan", "-m", MODEL, "--host-dir", &host, "-c", "512"]);
+    assert!(text(&again.stdout).contains("GB/s (measured)"), "{}", text(&again.stdout));
+    let recorded = place.call(&["plan", "-m", MODEL, "--machine", &kept, "-c", "512"]);
+    assert!(recorded.status.success());
+}
+
+#[test]
+fn a_program_is_started_in_our_place() {
+    let place = Place::new();
+    place.write("libggml-moe.so", "");
+    place.write("script", "#!/bin/sh\necho \"$LD_PRELOAD|$*\"; exit 7\n");
+    let output = place.call(&[
+        "run",
+        "--plugin",
+        &place.path("libggml-moe.so"),
+        "--",
+        &place.path("script"),
+        "a",
+        "--moe",
+        "cache=5",
+        "b",
+    ]);
+    assert_eq!(output.status.code(), Some(7), "the exit code is the program's");
+    assert_eq!(text(&output.stdout), "|a b\n", "what cannot be helped is started as it is, without our arguments");
+    assert!(text(&output.stderr).contains("a script"), "{}", text(&output.stderr));
+    let killed = place.call(&["run", "--", "/bin/sh", "-c", "kill -9 $$"]);
+    assert_eq!(killed.status.code(), None, "and so are signals");
+    let none = place.call(&["run", "--plan-only", "--", "/bin/sh"]);
+    assert_eq!(none.status.code(), Some(1));
+    assert!(text(&none.stdout).contains("no shared library of llama.cpp"));
+    assert_eq!(place.call(&["run", "--", "no-such-program"]).status.code(), Some(2));
+    assert_eq!(place.call(&["run"]).status.code(), Some(2));
+}
+
+#[test]
+fn the_doctor_says_what_is_wrong() {
+    let place = Place::new();
+    let healthy = "#!/bin/sh\necho 'Available devices:'; [ -z \"$GGML_BACKEND_PATH\" ] || echo '  MoE0: MoE over CPU (1 MiB, 1 MiB free)'\n\
+        echo 'ggml-moe: version 0.1.0, host layout api 3, graphs handed on as views' >&2\n";
+    place.write("llama-server", healthy);
+    place.write("libggml-moe.so", "");
+    let (host, plugin) = (place.path(""), place.path("libggml-moe.so"));
+    let doctor = |more: &[&str]| place.call(&[&["doctor", "--host-dir", &host, "--plugin", &plugin], more].concat());
+    let good = doctor(&[]);
+    let lines = text(&good.stdout);
+    assert_eq!(good.status.code(), Some(0), "{lines}");
+    assert!(
+        lines.contains("host layout api 3") && lines.contains("cache folder") && lines.contains("\ndoctor: "),
+        "{lines}"
+    );
+    if !Path::new("/proc/driver/nvidia").exists() {
+        assert!(lines.contains("ok    gpu            there is no"), "{lines}");
+    }
+    let refusing = "#!/bin/sh\necho 'Available devices:'; echo 'ggml-moe: entry.init failed: the binary layout of this host is not known' >&2\n";
+    place.write("llama-server", refusing);
+    let bad = doctor(&["--json"]);
+    assert_eq!(bad.status.code(), Some(1));
+    let json: Value = serde_json::from_slice(&bad.stdout).expect("JSON");
+    let host =
+        json["checks"].as_array().and_then(|all| all.iter().find(|check| check["what"] == "host")).expect("a check");
+    assert_eq!(host["state"], "bad");
+    assert!(
+        host["words"].as_str().is_some_and(|words| words.contains("layout of this host")) && host["help"].is_string(),
+        "{host}"
+    );
+    let none = place.call(&["doctor", "--plugin", "/no/such.so", "--host-dir", "/no/such"]);
+    assert_eq!(none.status.code(), Some(1));
+    assert_eq!(text(&none.stdout).lines().filter(|line| line.starts_with("bad")).count(), 2);
+}
