@@ -69,7 +69,7 @@ fn a_server_lends_and_has_it_back() {
         let first = ask(server, "A list is a mutable", 0, 90);
         let answers: Vec<Value> = (0..10)
             .map(|round| {
-                json!([ask(server, &long, round % 2, 16), ask(server, "import os\nfor name in", 1 - round % 2, 8)])
+                json!([ask(server, &long, round % 2, 48), ask(server, "import os\nfor name in", 1 - round % 2, 8)])
             })
             .collect();
         assert!(answers[1..].iter().all(|answer| *answer == answers[0]), "the same answer each time");

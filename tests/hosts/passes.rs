@@ -98,7 +98,8 @@ fn fetched_passes_fill_the_cache() {
         largest(&finished.log(), "expert_bytes")
     };
     let (none, all) = (from_ram("cache=off"), from_ram("cache=16"));
-    assert!(10 * all < none, "{all} bytes from RAM with a cache, {none} without");
+    // Each expert comes once, and is then found on the device.
+    assert!(7 * all < none, "{all} bytes from RAM with a cache, {none} without");
 }
 
 /// One slot decodes while prompts of several lengths arrive in the other: texts are stock's, and what long passes need is not made anew each time.
