@@ -43,7 +43,7 @@ case ${1:-all} in
     # The driver suite over ggml's own functions needs the stock libraries; the one over CUDA needs a GPU (tests/gpu).
     GGML_MOE_STOCK=$(tests/stock/stock.sh path)
     export GGML_MOE_STOCK
-    rust_tests "unit tests" --lib --bins -- --include-ignored --skip suite::cuda
+    rust_tests "unit tests" --lib --bins -- --include-ignored --skip suite::cuda --skip cuda::survey
     rust_tests "documentation tests" --doc
     # Each file of tests/ is a program; the one against stock hosts measures time and wants the machine for itself.
     for file in tests/*.rs; do

@@ -51,7 +51,8 @@ fn bandwidth(memory: &HostMemory, threads: usize, time: Duration) -> f64 {
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
+                // A thread that gets no processor in all of that time still reads a piece.
+                loop {
                     let piece = usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap() % pieces;
                     // SAFETY: a piece of the mapping, which nobody writes to now.
                     let words = unsafe {
@@ -64,6 +65,9 @@ fn bandwidth(memory: &HostMemory, threads: usize, time: Duration) -> f64 {
                         }
                     }
                     std::hint::black_box(sums);
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
                 }
             });
         }
