@@ -26,6 +26,8 @@ struct Faults {
     map_limit: Option<usize>,
     fail_uploads: bool,
     registered: usize,
+    /// All memory counts as pinned.
+    all_pinned: bool,
     register_limit: Option<usize>,
 }
 
@@ -67,6 +69,11 @@ impl Fake {
     /// Uploads fail from now on, or no more.
     pub(crate) fn fail_uploads(&self, fail: bool) {
         self.faults.lock().fail_uploads = fail;
+    }
+
+    /// All memory of the host counts as pinned, or none.
+    pub(crate) fn pin_all(&self, pinned: bool) {
+        self.faults.lock().all_pinned = pinned;
     }
 
     /// No more than this many bytes can be registered at once.
@@ -375,6 +382,10 @@ impl Driver for Fake {
             copy_rows(to, rows.stride, Raw(taken.as_ptr().expose_provenance()), rows.host_stride, rows)
         });
         Ok(())
+    }
+
+    fn is_pinned(&self, _source: *const c_void, _bytes: usize) -> bool {
+        self.faults.lock().all_pinned
     }
 
     unsafe fn download(&self, target: *mut c_void, source: Place<'_>, rows: Rows) -> Result<(), DriverError> {

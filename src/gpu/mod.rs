@@ -92,6 +92,11 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether memory of the host is pinned, no matter by whom: a copy from it is as fast as the link.
+    fn is_pinned(&self, _source: *const core::ffi::c_void, _bytes: usize) -> bool {
+        false
+    }
+
     /// Orders what was taken so far before what is queued on the inner stream from now on; other uploads and copies have their marks. `seen` belongs to that stream; it starts at
     /// zero and spares the work when there is nothing new.
     fn order_before(&self, _inner: &inner::Backend, _seen: &AtomicU64) -> Result<(), DriverError> {

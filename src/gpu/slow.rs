@@ -141,6 +141,10 @@ impl Driver for Slow {
         Ok(())
     }
 
+    fn is_pinned(&self, source: *const c_void, bytes: usize) -> bool {
+        self.driver.is_pinned(source, bytes)
+    }
+
     fn order_before(&self, inner: &inner::Backend, seen: &AtomicU64) -> Result<(), DriverError> {
         self.driver.order_before(inner, seen)
     }

@@ -220,7 +220,9 @@ def slow(machine, results):
     large = sizes.stock_passes[:2]
     for gbs in (13, 6):
         shim = {"preload": ["slow_link.so"], "variables": {"SLOW_LINK_GBS": str(gbs)}}
-        side, _ = our_side(machine, sizes, vram, share, f"link-gbs={gbs}")
+        path = machine.out / f"slow-{gbs}.jsonl"
+        path.unlink(missing_ok=True)
+        side, _ = our_side(machine, sizes, vram, share, f"link-gbs={gbs}", f"timeline={path}", *(["stream-min-tokens=9"] if machine.dry else []))
         done, ours = measure(machine, side, [long], sizes.passes[-2:], repeats=2, limit=120)
         told = re.search(r"runs [\d.]+ times: ([\d.]+) GB/s", done.log)
         found, theirs_gbs = {}, None
@@ -245,6 +247,22 @@ def slow(machine, results):
         ratio_row(results, "slow-prompts", f"{gbs} GB/s, stock's best", mine, fastest[1], 1.5, f"stock -ub {fastest[0]}", machine, found=found)
         limit = bound(vram, share, theirs_gbs or gbs, long)
         ratio_row(results, "slow-prompts", f"{gbs} GB/s, bound", mine, limit, 0.8, f"the bound (ours at -ub {chosen})", machine)
+        within(results, f"{gbs} GB/s, within the pass", path, ours_gbs or gbs, long, ours.get((long, long), []))
+
+
+def within(results, name, path, gbs, tokens, samples):
+    """What of a prompt that is one pass is the pass, what that could be with what it brought, and what the host does in front of it."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    last = next((line for line in reversed(lines) if line["tokens"] == tokens), None)
+    if last is None or not samples:
+        results.add("slow-prompts", name, None, "no pass was written")
+        return
+    span, copy, compute = (last[f"{part}_us"] / 1000 for part in ("span", "copy", "compute"))
+    link, whole = last["ram_bytes"] / gbs / 1e6, 1000 * tokens / samples[-1]
+    results.add("slow-prompts", name, None,
+                f"{max(link, compute) / span:.2f} of its own bound: {span:.0f} ms; copy {copy:.0f} for {last['ram_bytes'] / 1e6:.0f} MB, {link:.0f} at "
+                f"{gbs} GB/s; compute {compute:.0f}; the whole prompt {whole:.0f}, so {whole - span:.0f} outside of it (the host's mask and inputs)",
+                span_ms=span, copy_ms=copy, compute_ms=compute, whole_ms=whole, ram_bytes=last["ram_bytes"])
 
 
 SHORT = [9, 12, 16, 24, 31, 32, 48, 64, 128, 256]

@@ -3,8 +3,8 @@
 //!
 //! Owns: which host memory is registered, and (in `queue`) the pieces, the threads and what waits for them.
 //! Invariants: those of the contract. An upload from memory that is registered, and a small one, goes to the driver at once. Any other waits in the
-//! queue, whose order is kept; whatever touches device memory that an upload in the queue is for waits for the queue first. A mark behind the queue takes its
-//! turn there, so nobody waits where it is made.
+//! queue, whose order is kept; a large one whose bytes are to be taken goes the same way and is waited for. Whatever touches device memory that an upload
+//! in the queue is for waits for the queue first. A mark behind the queue takes its turn there, so nobody waits where it is made.
 //! Threads: any; a lock holds what is registered, another the queue.
 //! Does not: read a source that the driver could read itself as fast.
 // UNSAFETY: the contract passes raw host memory; callers vouch for it until `synchronize`.
@@ -27,6 +27,8 @@ use queue::Queue;
 
 /// Uploads below this are not worth a thread's waking.
 const LEAST_BYTES: usize = 256 << 10;
+/// Uploads whose bytes are taken at once: below this drivers copy them to pinned memory of their own, or it makes no difference.
+const LEAST_TAKEN_BYTES: usize = 2 << 20;
 
 /// The driver in front of another.
 pub(crate) struct Bounce {
@@ -193,9 +195,23 @@ impl Driver for Bounce {
     }
 
     unsafe fn upload_taking(&self, target: Place<'_>, source: *const c_void, rows: Rows) -> Result<(), DriverError> {
+        let start = source.expose_provenance();
+        // The host's inputs of a long pass, whose memory is too large to be pinned: drivers copy them at a fraction of the link's speed.
+        let is_slow = rows.count == 1
+            && rows.size >= LEAST_TAKEN_BYTES
+            && !self.is_registered(start..start.saturating_add(rows.size))
+            && !self.driver().is_pinned(source, rows.size);
+        // SAFETY: the row is readable during the call, and `synchronize` waits for the queue.
+        if is_slow && unsafe { self.queue.upload(target, start, rows.size) } {
+            return self.synchronize();
+        }
         self.settle_range(target, rows.extent())?;
         // SAFETY: the caller's contract.
         unsafe { self.driver().upload_taking(target, source, rows) }
+    }
+
+    fn is_pinned(&self, source: *const c_void, bytes: usize) -> bool {
+        self.driver().is_pinned(source, bytes)
     }
 
     fn takes_plain_memory(&self) -> bool {
@@ -385,6 +401,31 @@ mod tests {
         drop(memory);
         drop(driver);
         assert_eq!(fake.registered(), 0);
+    }
+
+    /// A mask of a long pass: taken by way of the pieces, so that a link that repeats copies repeats fast ones.
+    #[test]
+    fn large_inputs_are_taken_by_way_of_the_pieces() {
+        let fake = Fake::default();
+        let driver = over(Box::new(fake.clone()));
+        let bytes = queue::ring_bytes() + 12_345;
+        let source = pattern(bytes, 7);
+        let memory = driver.allocate(bytes).unwrap();
+        let place = Place { memory: &*memory, address: memory.base() };
+        // SAFETY: the source is readable for its length.
+        let take = |bytes| unsafe { driver.upload_taking(place, source.as_ptr(), Rows::one(bytes)) }.unwrap();
+        fake.pin_all(true);
+        take(bytes);
+        assert_eq!(fake.registered(), 0, "pinned memory goes to the driver itself");
+        fake.pin_all(false);
+        take(LEAST_TAKEN_BYTES - 1);
+        assert_eq!(fake.registered(), 0, "so does what is small");
+        let expected = content(&source, bytes);
+        driver.fill(place, 0, bytes).unwrap();
+        take(bytes);
+        assert_eq!(fake.registered(), queue::ring_bytes(), "the pieces are pinned");
+        source.fill(source.address(), 0xee, bytes).unwrap();
+        assert!(fake.read(place, bytes) == expected, "the source may be reused at once");
     }
 
     #[test]

@@ -195,6 +195,18 @@ impl Drop for Reservation {
     }
 }
 
+/// Whether CUDA knows an address of the host's as pinned. What it never saw, it answers with an error.
+pub(super) fn is_pinned(context: &Context, address: *const c_void) -> bool {
+    let mut kind: core::ffi::c_uint = 0;
+    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    if context.enter().is_err() {
+        return false;
+    }
+    // SAFETY: this attribute is one unsigned word; the address is looked up, not read.
+    let asked = unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast(), attribute, address.addr() as u64) };
+    asked.result().is_ok() && kind == sys::CUmemorytype::CU_MEMORYTYPE_HOST as core::ffi::c_uint
+}
+
 /// Host memory that kernels read at its own address.
 #[derive(Debug)]
 pub(super) struct Registered {

@@ -154,6 +154,11 @@ impl Driver for Cuda {
         Ok(())
     }
 
+    fn is_pinned(&self, source: *const c_void, bytes: usize) -> bool {
+        let end = source.wrapping_byte_add(bytes.saturating_sub(1));
+        [source, end].into_iter().all(|address| memory::is_pinned(&self.context, address))
+    }
+
     fn order_before(&self, inner: &inner::Backend, seen: &AtomicU64) -> Result<(), DriverError> {
         let uploads = self.uploads.load(Ordering::Acquire);
         if seen.load(Ordering::Relaxed) == uploads {
