@@ -23,6 +23,7 @@
 //! docs/architecture.md has the picture and the life of one token.
 
 mod abi;
+pub mod arguments;
 mod backend;
 pub mod bench;
 mod buffer;

@@ -5,13 +5,14 @@
 
 use std::ffi::OsString;
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
-use ggml_moe::config;
 use ggml_moe::planner::{flags, table};
+use ggml_moe::{arguments, config};
 
 use crate::elf::{self, Kind};
 use crate::host::{Answer, CommandError, Failed, Usage, plugin, program};
@@ -123,6 +124,9 @@ fn helped(path: &Path, named: Option<&Path>) -> Result<PathBuf, String> {
     let library = plugin(named).map_err(|error| match error {
         Usage(reason) | Failed(reason) => reason,
     })?;
+    if matches!(elf::kind(&library), Ok(Kind::Foreign)) {
+        return Err(format!("{} is no library of this system", library.display()));
+    }
     // The loader takes both for the end of a name.
     if library.to_string_lossy().contains([' ', ':']) {
         let path = library.display();
@@ -149,25 +153,12 @@ fn plan_of(path: &Path, words: &[String]) -> Result<String, String> {
     Ok(table::short(&planned.plan))
 }
 
-/// The arguments without ours.
+/// The arguments without ours. What is wrong with ours goes as well: the program would not know it.
 fn stripped(words: &[OsString]) -> Vec<OsString> {
-    let mut out = Vec::new();
-    let mut at = 0;
-    while let Some(word) = words.get(at) {
-        let text = word.to_string_lossy();
-        let next = words.get(at + 1).map(|next| next.to_string_lossy()).unwrap_or_default();
-        at += match text.as_ref() {
-            "--moe" if next.contains('=') || matches!(next.as_ref(), "off" | "on" | "help") => 2,
-            "--moe" => 3,
-            "--moe-expert-cache" => 2,
-            _ if text.starts_with("--moe=") || text.starts_with("--moe-expert-cache=") => 1,
-            _ => {
-                out.push(word.clone());
-                1
-            }
-        };
-    }
-    out
+    // The first one is taken for the program's name.
+    let all: Vec<&[u8]> = std::iter::once(b"".as_slice()).chain(words.iter().map(|word| word.as_bytes())).collect();
+    let kept = arguments::read(&all).kept;
+    kept.into_iter().skip(1).filter_map(|at| words.get(at - 1).cloned()).collect()
 }
 
 #[cfg(test)]
@@ -180,5 +171,8 @@ mod tests {
         let left =
             stripped(&words("-m M --moe cache=5 -c 7 --moe off --moe cache 9 --moe=x=1 --moe-expert-cache 3 -t 2"));
         assert_eq!(left, words("-m M -c 7 -t 2"));
+        // As the preloaded library takes them out, whatever is wrong with them.
+        assert_eq!(stripped(&words("--moe cache -m M --fork off -lm pin --moe")), words("-m M"));
+        assert_eq!(stripped(&[]), words(""));
     }
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use super::MIB;
 use super::choose::LoadMode;
 use super::usage::Usage;
+use crate::arguments;
 use crate::config::{self, CacheSize};
 use crate::model::types::TYPES;
 
@@ -79,20 +80,18 @@ pub fn read(words: &[String], server: bool, variable: impl Fn(&str) -> Option<St
             flags.set(names[0], &value);
         }
     }
-    let mut at = 0;
-    while let Some(word) = words.get(at) {
-        at += 1;
-        let next = words.get(at).map(String::as_str);
-        if word == "--moe" {
-            at += flags.setting(next.unwrap_or_default(), words.get(at + 1).map(String::as_str));
-        } else if let Some(setting) = word.strip_prefix("--moe=") {
-            flags.setting(setting, None);
-        } else if word == "--moe-expert-cache" {
-            flags.settings.extend(next.map(|number| format!("moe-expert-cache={number}")));
-            at += 1;
-        } else if let Some((names, _, takes)) = KNOWN.iter().find(|(names, _, _)| names.contains(&word.as_str())) {
-            flags.set(names[0], if *takes { next.unwrap_or_default() } else { "on" });
-            at += usize::from(*takes);
+    // The first one is taken for the program's name.
+    let all: Vec<&[u8]> = std::iter::once("").chain(words.iter().map(String::as_str)).map(str::as_bytes).collect();
+    let ours = arguments::read(&all);
+    flags.off = ours.off;
+    flags.settings.extend(ours.settings);
+    let mut kept = ours.kept.iter().skip(1).filter_map(|at| words.get(at - 1));
+    while let Some(word) = kept.next() {
+        // The host takes `_` for `-` in long names.
+        let word = if word.starts_with("--") { word.replace('_', "-") } else { word.clone() };
+        if let Some((names, _, takes)) = KNOWN.iter().find(|(names, _, _)| names.contains(&word.as_str())) {
+            let value = if *takes { kept.next().map_or("", String::as_str) } else { "on" };
+            flags.set(names[0], value);
         }
     }
     flags.settle();
@@ -100,19 +99,6 @@ pub fn read(words: &[String], server: bool, variable: impl Fn(&str) -> Option<St
 }
 
 impl Flags {
-    fn setting(&mut self, setting: &str, next: Option<&str>) -> usize {
-        match setting {
-            "off" => self.off = true,
-            "help" | "on" => {}
-            pair if pair.contains('=') => self.settings.push(pair.to_owned()),
-            key => {
-                self.settings.extend(next.map(|value| format!("{key}={value}")));
-                return 2;
-            }
-        }
-        1
-    }
-
     fn set(&mut self, name: &str, value: &str) {
         let number = value.parse::<u64>().ok();
         let usage = &mut self.usage;
@@ -223,6 +209,11 @@ mod tests {
         let off = of("--moe off -c 7");
         assert!(off.off && off.usage.cache == CacheSize::Off && off.usage.context == Some(7));
         assert!(!of("").usage.cache_asked);
+        // As the preloaded library reads them: a key without a value takes no flag of the host's.
+        assert_eq!(of("--moe cache -c 7 --moe").usage.context, Some(7));
+        assert!(of("--fork off").off);
+        assert_eq!(of("--moe-expert-cache=4").settings, ["moe-expert-cache=4"]);
+        assert_eq!(of("--ctx_size 9").usage.context, Some(9));
     }
 
     #[test]

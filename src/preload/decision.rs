@@ -4,7 +4,7 @@
 //! Invariants: a setting that the user made is left alone. Threads: none; everything here is a pure function.
 //! Does not: read files or ask devices. A planner that knows more takes the place of [`Decision::of_room`].
 
-use super::arguments::Explicit;
+use super::explicit::Explicit;
 use crate::model::moe::MoeShape;
 
 /// What is done with one load.

@@ -6,8 +6,8 @@
 //! named, so that everything else is stock. Every decision is one line. Threads: any. No lock is held across a call into the host.
 //! Does not: know how llama.cpp passes things (`abi::llama` does).
 
-mod arguments;
 mod decision;
+mod explicit;
 mod help;
 
 use std::collections::HashMap;
@@ -22,6 +22,7 @@ use crate::abi::llama::{
     params::{ContextParams, DeviceList, ModelParams},
 };
 use crate::abi::slots::reg;
+use crate::arguments;
 use crate::config::{self, CacheSize};
 use crate::device::Mode;
 use crate::entry;
@@ -30,8 +31,8 @@ use crate::model::moe::MoeShape;
 use crate::request::read_request;
 use crate::telemetry::log;
 
-use arguments::Explicit;
 use decision::{Call, Decision, Room, Wishes};
+use explicit::Explicit;
 
 /// What the process was asked for; only if this is a llama.cpp that was not told to do without us.
 static ASKED: OnceLock<Asked> = OnceLock::new();
@@ -78,7 +79,7 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
     }
     let kept: Vec<&[u8]> = found.kept.iter().filter_map(|at| arguments.get(*at).copied()).collect();
     let variable = |name: &str| std::env::var(name).ok();
-    if arguments::names_model(&kept, &variable) {
+    if explicit::names_model(&kept, &variable) {
         // This is no router: what it starts is none of our business.
         llama::stop_preloading();
     }

@@ -6,6 +6,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use super::json::Object;
@@ -129,7 +130,9 @@ impl Timeline {
 
     /// Appends the line to a file.
     pub fn append(&self, device: &str, path: &Path) -> std::io::Result<()> {
-        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path)?;
+        // A pipe that nobody reads, or that is full, is an error: the host must not wait for its reader.
+        let mut options = std::fs::OpenOptions::new();
+        let mut file = options.append(true).create(true).custom_flags(libc::O_NONBLOCK).open(path)?;
         // One call, so that lines of several devices do not mix.
         file.write_all(format!("{}\n", self.json(device)).as_bytes())
     }
@@ -189,6 +192,31 @@ mod tests {
         assert_eq!(value["computes"][0][0], -1);
         assert_eq!((&value["span_us"], &value["overlap_percent"]), (&10.0.into(), &100.0.into()));
         assert_eq!((&value["unit"], &value["device_bytes"]), (&"tensor".into(), &8.into()));
+    }
+
+    #[test]
+    fn what_lies_there_is_kept_and_no_pipe_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, pipe) = (folder.path().join("file"), folder.path().join("pipe"));
+        std::fs::write(&file, "before\n").unwrap();
+        let timeline = Timeline {
+            clock: "host",
+            pass: 1,
+            unit: "layer",
+            buffers: 2,
+            tokens: 9,
+            blocks: 1,
+            ram_bytes: 1,
+            device_bytes: 0,
+            copies: Vec::new(),
+            computes: Vec::new(),
+        };
+        timeline.append("MoE0", &file).unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert_eq!((text.lines().next(), text.lines().count()), (Some("before"), 2));
+        assert!(timeline.append("MoE0", folder.path()).is_err());
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(timeline.append("MoE0", &pipe).is_err(), "nobody reads it");
     }
 
     proptest! {

@@ -1,6 +1,7 @@
-//! The program's arguments: which are ours, and which settings of llama.cpp's the user made.
+//! Our arguments among those of a program of llama.cpp's.
 //!
-//! Owns: the spelling of our arguments and of the arguments and variables of llama.cpp's that decide where weights lie.
+//! Owns: their spelling, for all who meet them: the preloaded library, which takes them out, and the command, which plans with them and
+//! starts programs without them.
 //! Invariants: any bytes are accepted; what is not ours is kept as it is, in order. Threads: none; everything here is a pure function.
 //! Does not: read settings (`config` does).
 
@@ -8,23 +9,28 @@ use crate::config::KEYS;
 
 /// What was found among the arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// Positions of the arguments that the program gets.
-    pub(super) kept: Vec<usize>,
+    pub kept: Vec<usize>,
     /// Settings as `GGML_MOE` takes them, in order.
-    pub(super) settings: Vec<String>,
+    pub settings: Vec<String>,
     /// `--moe help`.
-    pub(super) help: bool,
+    pub help: bool,
     /// `--moe off`.
-    pub(super) off: bool,
+    pub off: bool,
     /// The program is asked for its own help.
-    pub(super) host_help: bool,
+    pub host_help: bool,
     /// What is wrong with ours.
-    pub(super) faults: Vec<String>,
+    pub faults: Vec<String>,
+}
+
+/// Whether a word is a number; `-inf` and the like are none.
+fn is_number(word: &str) -> bool {
+    word.contains(|sign: char| sign.is_ascii_digit()) && word.parse::<f64>().is_ok()
 }
 
 /// Reads the arguments; the first is the program's name.
-pub(super) fn read(arguments: &[&[u8]]) -> Arguments {
+pub fn read(arguments: &[&[u8]]) -> Arguments {
     let mut found = Arguments::default();
     let mut at = 0;
     while let Some(word) = arguments.get(at) {
@@ -37,7 +43,8 @@ pub(super) fn read(arguments: &[&[u8]]) -> Arguments {
                 None => found.fault("--moe needs a setting after it: key=value, help or off"),
             },
             "--moe-expert-cache" => match next() {
-                Some(number) if number.parse::<i64>().is_ok() => {
+                // One that is too large or no whole number is a wrong value, which the settings tell.
+                Some(number) if is_number(&number) => {
                     found.settings.push(format!("moe-expert-cache={number}"));
                     2
                 }
@@ -78,7 +85,7 @@ impl Arguments {
             key => {
                 let value = next.map(|next| String::from_utf8_lossy(next).into_owned());
                 // A number may be negative; anything else that begins so is the program's next argument.
-                let fits = |value: &String| !value.starts_with('-') || value.parse::<f64>().is_ok();
+                let fits = |value: &String| !value.starts_with('-') || is_number(value);
                 let Some(value) = value.filter(fits) else {
                     let known = KEYS.iter().any(|known| known.name == key);
                     let shown = crate::config::shown(key);
@@ -99,75 +106,6 @@ impl Arguments {
     fn fault(&mut self, text: &str) -> usize {
         self.faults.push(text.to_owned());
         1
-    }
-}
-
-/// Whether a model's file is named, so that this process loads it itself.
-pub(super) fn names_model(arguments: &[&[u8]], variable: &dyn Fn(&str) -> Option<String>) -> bool {
-    arguments.iter().skip(1).any(|word| matches!(*word, b"-m" | b"--model")) || variable("LLAMA_ARG_MODEL").is_some()
-}
-
-/// Settings of llama.cpp's that the user made and that stay as they are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Explicit {
-    /// A choice of devices.
-    pub(super) device: Option<String>,
-    /// Choices of where layers or experts lie.
-    pub(super) placement: Vec<String>,
-    /// A length of batches.
-    pub(super) batch: Option<String>,
-}
-
-/// Flags that place weights, by all their names, and their variable.
-const PLACEMENT: [(&[&str], &str); 5] = [
-    (&["-ngl", "--gpu-layers", "--n-gpu-layers"], "LLAMA_ARG_N_GPU_LAYERS"),
-    (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR"),
-    (&["-cmoe", "--cpu-moe"], "LLAMA_ARG_CPU_MOE"),
-    (&["-ncmoe", "--n-cpu-moe"], "LLAMA_ARG_N_CPU_MOE"),
-    (&["-ncffn", "--n-cpu-ffn"], "LLAMA_ARG_N_CPU_FFN"),
-];
-/// Servers of other machines are devices as well, which the host takes beside its own.
-const DEVICES: [(&[&str], &str); 2] =
-    [(&["-dev", "--device"], "LLAMA_ARG_DEVICE"), (&["-rpc", "--rpc"], "LLAMA_ARG_RPC")];
-const BATCH: [(&[&str], &str); 2] =
-    [(&["-b", "--batch-size"], "LLAMA_ARG_BATCH"), (&["-ub", "--ubatch-size"], "LLAMA_ARG_UBATCH")];
-
-impl Explicit {
-    /// Reads what the program gets: its arguments without ours, and its environment.
-    pub(super) fn read(arguments: &[&[u8]], variable: &dyn Fn(&str) -> Option<String>) -> Self {
-        let given = |(names, name): (&[&str], &str)| {
-            let is_named = |word: &[u8]| {
-                let word = String::from_utf8_lossy(word);
-                // The host takes `_` for `-` in long names.
-                let word = if word.starts_with("--") { word.replace('_', "-") } else { word.into_owned() };
-                names.contains(&word.as_str()).then_some(word)
-            };
-            let at = (1..arguments.len()).rev().find_map(|at| Some((at, is_named(arguments[at])?)));
-            match at {
-                Some((at, word)) => {
-                    Some((word, arguments.get(at + 1).map(|it| String::from_utf8_lossy(it).into_owned())))
-                }
-                None => variable(name).map(|value| (name.to_owned(), Some(value))),
-            }
-        };
-        let is_open = |value: &Option<String>| {
-            // The host's own choice, asked for by name.
-            value.as_deref().is_some_and(|value| value == "auto" || value.parse::<i64>().is_ok_and(|number| number < 0))
-        };
-        Self {
-            device: DEVICES
-                .into_iter()
-                .filter_map(given)
-                .find(|(_, value)| value.as_deref() != Some("auto"))
-                .map(|(word, _)| word),
-            placement: PLACEMENT
-                .into_iter()
-                .filter_map(given)
-                .filter(|(_, value)| !is_open(value))
-                .map(|(word, _)| word)
-                .collect(),
-            batch: BATCH.into_iter().find_map(given).map(|(word, _)| word),
-        }
     }
 }
 
@@ -209,6 +147,13 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_taken_whatever_their_size() {
+        let (found, kept) = of("x --moe-expert-cache -99999999999999999999 --moe cache 1e99 --moe threads -inf");
+        assert_eq!(found.settings, ["moe-expert-cache=-99999999999999999999", "cache=1e99"]);
+        assert_eq!((kept, found.faults.len()), (vec!["x", "-inf"], 1));
+    }
+
+    #[test]
     fn what_is_wrong_is_said_and_taken_out() {
         for (line, kept, fault) in [
             ("x --moe", vec!["x"], "--moe needs a setting"),
@@ -233,28 +178,5 @@ mod tests {
     fn bytes_that_are_no_text_are_kept() {
         let words: [&[u8]; 3] = [b"x", b"-p", b"\xff\xfe"];
         assert_eq!(read(&words).kept, [0, 1, 2]);
-    }
-
-    fn explicit(line: &str, variables: &[(&str, &str)]) -> Explicit {
-        let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
-        let variable = |name: &str| variables.iter().find(|(it, _)| *it == name).map(|(_, value)| (*value).to_owned());
-        Explicit::read(&words, &variable)
-    }
-
-    #[test]
-    fn settings_of_the_host_are_seen() {
-        assert_eq!(explicit("x -m y -c 5 -fit off", &[]), Explicit::default());
-        assert_eq!(explicit("x -ngl 20 --n_cpu_moe 3", &[]).placement, ["-ngl", "--n-cpu-moe"]);
-        assert_eq!(explicit("x -cmoe -m y", &[]).placement, ["-cmoe"]);
-        assert_eq!(
-            explicit("x", &[("LLAMA_ARG_OVERRIDE_TENSOR", "exps=CPU")]).placement,
-            ["LLAMA_ARG_OVERRIDE_TENSOR"]
-        );
-        assert_eq!(explicit("x -dev CUDA0", &[]).device.as_deref(), Some("-dev"));
-        assert_eq!(explicit("x --rpc a:1", &[]).device.as_deref(), Some("--rpc"));
-        assert_eq!(explicit("x -ub 4096", &[]).batch.as_deref(), Some("-ub"));
-        assert_eq!(explicit("x -ngl auto", &[]), Explicit::default());
-        assert_eq!(explicit("x -ngl -1", &[]), Explicit::default());
-        assert_eq!(explicit("x -ngl 1 -ngl auto", &[]), Explicit::default(), "the last one holds");
     }
 }
