@@ -378,6 +378,7 @@ pub static KEYS: &[Key] = &[
         },
     },
     lend::DEBUG_MAP_ALL,
+    lend::DEBUG_RAM,
 ];
 
 /// The page `docs/keys.md`, generated from the table.
