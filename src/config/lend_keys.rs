@@ -1,4 +1,4 @@
-//! Keys about the memory of compute buffers; part of the table in `keys`.
+//! Keys about the memory of compute buffers, and what plans take for the RAM; part of the table in `keys`.
 
 use super::keys::Key;
 
@@ -34,6 +34,20 @@ pub(super) const DEBUG_MAP_ALL: Key = Key {
             "on" => true,
             _ => return Err(()),
         };
+        Ok(())
+    },
+};
+
+pub(super) const DEBUG_RAM: Key = Key {
+    name: "debug-ram-mb",
+    default: "what is free",
+    unit: "MiB",
+    range: "1 to 16777216",
+    effect: "What is taken for the free RAM when a preloaded library decides how a model is loaded.",
+    reason: "Shows with a small model what happens to one that is larger than the RAM.",
+    test_only: true,
+    apply: |config, value| {
+        config.debug_ram_mb = Some(value.parse().ok().filter(|mib| (1..=16_777_216).contains(mib)).ok_or(())?);
         Ok(())
     },
 };

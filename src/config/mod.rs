@@ -169,6 +169,8 @@ pub struct Config {
     pub debug_late: Option<u32>,
     /// The size of chunks in MiB in which memory counts as registered that no driver registers (tests only).
     pub debug_pins: Option<usize>,
+    /// What plans take for the free RAM, in MiB (tests only).
+    pub debug_ram_mb: Option<u64>,
     /// Whether memory of the cache that nobody may read is poisoned (tests only).
     pub debug_poison: bool,
     /// Whether lending is pretended only (tests only).
@@ -205,6 +207,7 @@ impl Default for Config {
             debug_pad: 0,
             debug_late: None,
             debug_pins: None,
+            debug_ram_mb: None,
             debug_poison: false,
             debug_map_all: false,
         }

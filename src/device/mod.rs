@@ -63,6 +63,8 @@ pub(crate) struct Device {
     reported: AtomicUsize,
     /// Whether that was the least that is ever reported.
     reported_least: AtomicBool,
+    /// What a plan has beside dense weights, in bytes: so much is reported at least, if it is there.
+    planned: AtomicUsize,
     allocations: AtomicU32,
     poisoned: AtomicBool,
     told_poison: AtomicBool,
@@ -130,6 +132,7 @@ impl Device {
             dense: Mutex::new(DenseSize::default()),
             reported: AtomicUsize::new(0),
             reported_least: AtomicBool::new(false),
+            planned: AtomicUsize::new(0),
             allocations: AtomicU32::new(0),
             poisoned: AtomicBool::new(false),
             told_poison: AtomicBool::new(false),
@@ -223,10 +226,21 @@ impl Device {
         }
         let (free, total) = self.free_and_total();
         let dense = self.dense.lock().settle();
-        let reported = reported_free(free, dense, self.config.ctx_share);
+        let planned = dense.saturating_add(self.planned.load(Ordering::Relaxed)).min(free);
+        let reported = reported_free(free, dense, self.config.ctx_share).max(planned);
         self.reported.store(reported, Ordering::Relaxed);
         self.reported_least.store(reported == dense.saturating_add(SMALLEST_ROOM), Ordering::Relaxed);
         (reported, total)
+    }
+
+    /// A plan has so many bytes beside dense weights for a context and for computing; 0 is no plan.
+    pub(crate) fn plan_room(&self, bytes: u64) {
+        self.planned.store(usize::try_from(bytes).unwrap_or(usize::MAX), Ordering::Relaxed);
+    }
+
+    /// What the inner device is.
+    pub(crate) fn inner_description(&self) -> String {
+        self.inner.description()
     }
 
     /// Whether the fault injection of the tests makes this allocation fail; counts it.

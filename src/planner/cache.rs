@@ -1,12 +1,13 @@
 //! What the plugin does with the cards: its cache beside everything else.
 //!
 //! Owns: [`CachePlan`] for one context and one micro-batch: room, slots, expected hits and speed.
-//! Invariants: a card never gives more than it has free less the reserve.
+//! Invariants: a card never gives more than it has free less the reserve, in a long pass neither: what such a pass borrows is part of the cache.
 //! Threads: none. Does not: compare with stock, or choose.
 
 use std::collections::BTreeMap;
 
 use super::machine::Machine;
+use super::memory::compute_bytes;
 use super::model::Model;
 use super::room::{divided, rooms, taken};
 use super::speed::{Engine, Place, Setting, Speed, decode, expert_gbs, hits_on_link, prompt};
@@ -20,6 +21,8 @@ use crate::model::moe::ExpertLayer;
 
 /// Slots of zeros that a cache keeps for each kind of experts.
 const ZERO_SLOTS: u64 = 16;
+/// Tokens of a pass whose memory for computing stays: those of decoding, whose results lie scattered over the pages of a long pass.
+const STANDING_BATCH: u64 = 64;
 /// Zeros behind slots, and rounding.
 const PADDING: f64 = 1.003;
 
@@ -72,9 +75,14 @@ pub fn cache(
         let own = taken(model, usage, (from, to), number == last, context, batch);
         let own_experts: Vec<&ExpertLayer> =
             model.shape.expert_layers.iter().filter(|layer| (from..to).contains(&(layer.layer as usize))).collect();
-        let beside = own.sum().saturating_add(room.draft);
-        let free = room.bytes.saturating_sub(beside);
-        let arena = arena_bytes(&own_experts, usage.cache, free);
+        let lent = if usage.lends && usage.cache != CacheSize::Off {
+            let standing = compute_bytes(model, usage, context, batch.min(STANDING_BATCH), number == last);
+            own.compute.saturating_sub(standing)
+        } else {
+            0
+        };
+        let in_pass = room.bytes.saturating_sub(own.sum().saturating_add(room.draft));
+        let arena = arena_bytes(&own_experts, usage.cache, in_pass.saturating_add(lent));
         let held = held(&own_experts, model, usage, arena);
         let slowest = model.layers[from..to].iter().filter(|layer| layer.experts > 0);
         let cpu = slowest.map(|layer| expert_gbs(layer, machine, threads, Engine::Ours)).fold(f64::MAX, f64::min);
@@ -85,6 +93,8 @@ pub fn cache(
             Ground::Share | Ground::Learned => hits_on_link(held.hits, cpu, room.card.link_gbs),
         };
         let share = held.slots as f64 / held.blocks.max(1) as f64;
+        // A pass has the cache without what it borrows.
+        let share = share * arena.min(in_pass) as f64 / arena.max(1) as f64;
         for place in places.get_mut(from..to).unwrap_or_default() {
             *place = Place { card: Some(number), found: hits, held: share };
         }
@@ -101,7 +111,8 @@ pub fn cache(
             free: room.card.free,
             dense: own.dense,
             context: own.context,
-            compute: own.compute,
+            compute: own.compute - lent,
+            lent,
             draft: room.draft,
             arena,
             experts: own_experts.iter().map(|layer| layer.bytes).fold(0, u64::saturating_add),

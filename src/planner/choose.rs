@@ -58,8 +58,10 @@ pub struct CardPlan {
     pub dense: u64,
     /// Keys, values and states.
     pub context: u64,
-    /// The buffer for computing.
+    /// The part of the buffer for computing that has memory while decoding.
     pub compute: u64,
+    /// What a pass of a prompt takes for it from the cache, and gives back.
+    pub lent: u64,
     /// The draft model.
     pub draft: u64,
     /// Experts.
@@ -185,7 +187,7 @@ fn best_cache(
 }
 
 /// The context and why it is that. The rule of an unset one is llama.cpp's, with the room that the plugin reports.
-fn context(model: &Model, cards: &[&Card], usage: &Usage) -> (u64, String) {
+pub(super) fn context(model: &Model, cards: &[&Card], usage: &Usage) -> (u64, String) {
     if let Some(context) = usage.context {
         return (context, "It was asked for.".to_owned());
     }
@@ -381,11 +383,19 @@ impl Plan {
         } else if cards.is_empty() {
             "It is llama.cpp's default.".to_owned()
         } else {
-            let compute = self.cards.iter().map(|card| card.compute).max().unwrap_or(0);
-            let room =
-                if compute > 0 { format!(" ({} MiB of a card for computing)", mib(compute)) } else { String::new() };
+            let most = |bytes: fn(&CardPlan) -> u64| self.cards.iter().map(bytes).max().unwrap_or(0);
+            let (compute, lent) = (most(|card| card.compute), most(|card| card.lent));
+            let room = match (compute, lent) {
+                (0, 0) => String::new(),
+                (_, 0) => format!(" with {} MiB of a card for computing", mib(compute)),
+                _ => format!(
+                    " with {} MiB of a card for computing, and {} that the cache lends to a pass",
+                    mib(compute),
+                    mib(lent)
+                ),
+            };
             format!(
-                "Of {BATCHES:?} it serves a request of {} and {} tokens soonest{room}: longer passes bring experts to the card less often, but take their memory.",
+                "Of {BATCHES:?} it serves a request of {} and {} tokens soonest{room}: longer passes bring experts to the card less often, but compute slower from 4096 tokens on and take memory of experts.",
                 usage.request.0, usage.request.1
             )
         };
@@ -426,8 +436,9 @@ impl Plan {
             let free = usize::try_from(card.free.saturating_sub(usage.reserve)).unwrap_or(usize::MAX);
             crate::device::reported_free(free, dense, usage.context_share) as u64
         };
-        let over =
-            |(number, card): (usize, &CardPlan)| card.beside().saturating_add(usage.target(number)) > reported(card);
+        let over = |(number, card): (usize, &CardPlan)| {
+            card.beside().saturating_add(card.lent).saturating_add(usage.target(number)) > reported(card)
+        };
         self.fit_off = usage.fit && self.cards.iter().enumerate().any(over) && !cards.is_empty() && model.has_experts();
         if self.fit_off {
             self.choose(

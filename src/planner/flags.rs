@@ -161,6 +161,7 @@ impl Flags {
         usage.reserve = config.vram_reserve_mb.saturating_mul(MIB);
         usage.budget = config.vram_budget_mb.map(|mib| mib.saturating_mul(MIB));
         usage.context_share = config.ctx_share;
+        usage.lends = config.lend;
         usage.pin_budget = config.pin_budget_mb.map(|mib| mib.saturating_mul(MIB));
         usage.threads = usage.threads.or(config.threads.map(u64::from));
         usage.cache_asked &= usage.cache != CacheSize::Off;

@@ -46,7 +46,7 @@ pub fn value(model: &Model, plan: &Plan) -> Value {
                 "name": card.name, "first_layer": card.layers.0, "layers": card.layers.1 - card.layers.0,
                 "total_mib": mib(card.total), "free_mib": mib(card.free), "dense_mib": mib(card.dense),
                 "context_mib": mib(card.context), "compute_mib": mib(card.compute), "draft_mib": mib(card.draft),
-                "cache_mib": mib(card.arena), "experts_mib": mib(card.experts), "slots": card.slots, "experts": card.blocks,
+                "cache_mib": mib(card.arena), "lent_to_passes_mib": mib(card.lent), "experts_mib": mib(card.experts), "slots": card.slots, "experts": card.blocks,
                 "expected_hits": card.hits, "utilisation": card.utilisation(),
             })
         })

@@ -187,6 +187,44 @@ fn prompts_within_a_fifth_where_the_link_is_known() {
     assert_eq!(off(&rows, 0.20), Vec::<String>::new());
 }
 
+/// Prompts of 12,288 tokens in passes whose memory the cache lends; the last two are missed.
+#[test]
+fn long_passes() {
+    let model = samples::qwen();
+    let cached = |share: f64, link: f64, batch: u64| {
+        let mib = crate::bench::placement::cache_mib(&model.shape, share);
+        let usage = Usage {
+            cache: CacheSize::Mib(usize::try_from(mib).unwrap()),
+            touched: Some(TOUCHED),
+            request: (12_288, 128),
+            ..Usage::default()
+        };
+        let mut machine = h200(USUAL, link, 16);
+        // The bench's budget: what dense weights, a context and a buffer for 512 tokens take, and the cache.
+        let beside = crate::planner::room::taken(&model, &usage, (0, model.layers.len()), true, 16_384, 512).sum();
+        machine.cards[0].free = beside + (mib + 384) * MIB;
+        cache::cache(&model, &machine, &[&machine.cards[0]], &usage, (16_384, batch), 16).unwrap().prompt.rate
+    };
+    let rows = [
+        ("45%, ub 2048", 9189.0, cached(0.45, 53.0, 2048)),
+        ("45%, ub 4096", 10_716.0, cached(0.45, 53.0, 4096)),
+        ("45%, ub 8192", 9479.0, cached(0.45, 53.0, 8192)),
+        ("45%, ub 12288", 7456.0, cached(0.45, 53.0, 12_288)),
+        ("20%, ub 4096", 10_970.0, cached(0.20, 53.0, 4096)),
+        ("20%, ub 8192", 9042.0, cached(0.20, 53.0, 8192)),
+        ("45%, 13 GB/s, ub 12288", 7720.0, cached(0.45, 13.0, 12_288)),
+    ];
+    for (name, told, predicted) in &rows {
+        println!("{name:<40} {told:>7.0} {predicted:>7.0} {:>+5.0}%", 100.0 * (predicted / told - 1.0));
+    }
+    assert_eq!(off(&rows, 0.20), Vec::<String>::new());
+    let missed = [
+        ("20%, ub 2048", 7179.0, cached(0.20, 53.0, 2048)),
+        ("45%, 6 GB/s, ub 12288", 4181.0, cached(0.45, 6.0, 12_288)),
+    ];
+    assert_eq!(off(&missed, 0.20).len(), missed.len());
+}
+
 /// Rows that the formulas do not describe, so that nobody takes them for covered: a change that reaches one should move it above.
 #[test]
 fn what_is_known_to_miss() {

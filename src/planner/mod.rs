@@ -2,11 +2,12 @@
 //!
 //! Owns: what a model needs by its header ([`model`], [`attention`], [`memory`], [`room`]), what a machine has ([`machine`], [`cards`]), what the user
 //! wants ([`usage`], with llama.cpp's flags in [`flags`]), the best placement with llama.cpp's own flags ([`stock`]), the prediction of speed ([`speed`]), the choice
-//! ([`choose`]), and its words ([`table`], [`json`], [`arguments`]).
+//! ([`choose`]), what a host is set up with when it loads a model ([`advice`]), and its words ([`table`], [`json`], [`arguments`]).
 //! Invariants: the same input gives the same plan; what is planned on a card never takes more than it has free less what is kept free;
 //! every choice has a reason. No figure of speed is a promise: docs/planner.md says what was compared with measurements.
 //! Threads: none. Does not: read files, ask devices or measure (`machine` beside this module does).
 
+pub mod advice;
 pub mod arguments;
 pub mod attention;
 pub mod cache;
@@ -31,6 +32,7 @@ mod measured;
 #[cfg(test)]
 mod samples;
 
+pub use advice::{Advice, advise};
 pub use choose::{CardPlan, Choice, LoadMode, Mode, Plan, plan};
 pub use machine::{Card, Machine};
 pub use model::Model;

@@ -50,7 +50,7 @@ pub struct StockPlan {
 impl StockPlan {
     /// Whether everything lies on cards.
     pub fn is_whole(&self, model: &Model) -> bool {
-        self.cpu_experts.is_empty() && self.gpu_layers > model.layers.len() as u64
+        self.cpu_experts.is_empty() && self.partial.is_none() && self.gpu_layers > model.layers.len() as u64
     }
 }
 

@@ -63,14 +63,14 @@ pub fn full(model: &Model, machine: &Machine, usage: &Usage, plan: &Plan) -> Str
     if !plan.cards.is_empty() {
         let _ = writeln!(
             out,
-            "\n{:<8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  in use  experts held       expected hits",
-            "card", "layers", "dense", "context", "compute", "draft", "cache", "left"
+            "\n{:<8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  in use  experts held       expected hits",
+            "card", "layers", "dense", "context", "compute", "draft", "cache", "(lends)", "left"
         );
         for card in &plan.cards {
             let left = card.free.saturating_sub(card.beside()).saturating_sub(card.arena);
             let _ = writeln!(
                 out,
-                "{:<8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>5.0}%  {:>5} of {:<8}  {:>10.0}%",
+                "{:<8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>5.0}%  {:>5} of {:<8}  {:>10.0}%",
                 card.name,
                 format!("{}-{}", card.layers.0, card.layers.1.saturating_sub(1)),
                 mib(card.dense),
@@ -78,6 +78,7 @@ pub fn full(model: &Model, machine: &Machine, usage: &Usage, plan: &Plan) -> Str
                 mib(card.compute),
                 mib(card.draft),
                 mib(card.arena),
+                mib(card.lent),
                 mib(left),
                 100.0 * card.utilisation(),
                 card.slots,

@@ -61,6 +61,8 @@ pub struct Usage {
     pub budget: Option<u64>,
     /// The part of the memory beside dense weights that a context of unset size may take (`ctx-share`).
     pub context_share: f64,
+    /// Whether memory of a long pass comes from the cache and goes back to it (`lend`).
+    pub lends: bool,
     /// The most bytes of RAM that are pinned (`pin-budget-mb`).
     pub pin_budget: Option<u64>,
     /// Tokens of the prompt and of the answer for which speed is weighed against memory.
@@ -96,6 +98,7 @@ impl Default for Usage {
             reserve: 384 * MIB,
             budget: None,
             context_share: 0.30,
+            lends: true,
             pin_budget: None,
             request: (4096, 512),
             touched: None,

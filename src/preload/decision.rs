@@ -2,10 +2,11 @@
 //!
 //! Owns: the rules, and the line that tells what they came to.
 //! Invariants: a setting that the user made is left alone. Threads: none; everything here is a pure function.
-//! Does not: read files or ask devices. A planner that knows more takes the place of [`Decision::of_room`].
+//! Does not: read files, ask devices or plan (`planner::advice` does).
 
 use super::explicit::Explicit;
 use crate::model::moe::MoeShape;
+use crate::planner::Advice;
 
 /// What is done with one load.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +15,10 @@ pub(crate) struct Decision {
     pub(crate) helps: bool,
     /// Tokens of a pass, where the user left it open.
     pub(crate) pass_tokens: Option<u32>,
+    /// The file is mapped, where the caller leaves it open.
+    pub(crate) maps: bool,
+    /// Bytes of each device beside dense weights that the host may plan with.
+    pub(crate) beside: Vec<u64>,
     /// What was decided and why, for the user.
     pub(crate) line: String,
 }
@@ -27,6 +32,8 @@ pub(crate) struct Call {
     pub(crate) places_weights: bool,
     /// It splits what our devices cannot split.
     pub(crate) splits_tensors: bool,
+    /// It says how the file is loaded.
+    pub(crate) sets_load: bool,
 }
 
 /// What is known of the user's settings.
@@ -37,6 +44,8 @@ pub(crate) struct Wishes {
     pub(super) cache: bool,
     /// Tokens of a pass, by a key.
     pub(super) pass_tokens: Option<u32>,
+    /// The program tells what its passes are, so that they are not to be changed by a plan.
+    pub(super) states_passes: bool,
 }
 
 /// The devices that would help.
@@ -50,7 +59,7 @@ pub(crate) enum Room {
 
 impl Decision {
     fn off(line: String) -> Self {
-        Self { helps: false, pass_tokens: None, line: format!("off: {line}") }
+        Self { helps: false, pass_tokens: None, maps: false, beside: Vec::new(), line: format!("off: {line}") }
     }
 
     /// What the settings decide, before any device is asked. `name` is the model's.
@@ -81,20 +90,49 @@ impl Decision {
         }
     }
 
-    /// What the devices decide.
-    pub(super) fn of_room(name: &str, shape: &MoeShape, wishes: &Wishes, room: &Room) -> Self {
+    /// What the devices decide: by the plan, or by the weights alone where the header does not say enough for one.
+    pub(super) fn of_room(
+        (name, shape): (&str, &MoeShape),
+        wishes: &Wishes,
+        call: Call,
+        room: &Room,
+        advice: Option<&Advice>,
+    ) -> Self {
         let (devices, free) = match room {
             Room::Free(devices, free) => (devices, *free),
             Room::None(reason) => return Self::off(reason.clone()),
         };
         let experts = shape.expert_bytes();
         let weights = experts.saturating_add(shape.dense_bytes);
-        let sizes = format!("{} MiB of weights, {} MiB free on {devices}", mib(weights), free >> 20);
-        if weights <= free {
+        let (fits, needs) = match advice {
+            Some(advice) => (
+                advice.fits,
+                format!("{} MiB with {} tokens of context", mib(advice.need.max(weights)), advice.context),
+            ),
+            None => (weights <= free, format!("{} MiB of weights", mib(weights))),
+        };
+        let sizes = format!("{needs}, {} MiB free on {devices}", free >> 20);
+        if fits {
             return Self::off(format!("{name} fits: {sizes}; llama.cpp runs as without ggml-moe"));
         }
-        let line = format!("on for {name}: {sizes}; its {} MiB of experts stay in RAM", mib(experts));
-        Self { helps: true, pass_tokens: wishes.pass_tokens.filter(|_| wishes.explicit.batch.is_none()), line }
+        let mut line = format!("on for {name}: {sizes}; its {} MiB of experts stay in RAM", mib(experts));
+        let open = wishes.explicit.batch.is_none();
+        let planned = advice.and_then(|advice| advice.batch.as_ref()).filter(|_| open && !wishes.states_passes);
+        let pass_tokens = match (wishes.pass_tokens.filter(|_| open), planned) {
+            (Some(tokens), _) => Some(tokens),
+            (None, Some((tokens, reason))) => {
+                line.push_str(&format!("; passes of {tokens} tokens ({reason})"));
+                u32::try_from(*tokens).ok()
+            }
+            (None, None) => None,
+        };
+        let mapped =
+            advice.and_then(|advice| advice.mapped.as_ref()).filter(|_| !wishes.explicit.load && !call.sets_load);
+        if let Some(reason) = mapped {
+            line.push_str(&format!("; the file is mapped ({reason})"));
+        }
+        let beside = advice.map(|advice| advice.beside.clone()).unwrap_or_default();
+        Self { helps: true, pass_tokens, maps: mapped.is_some(), beside, line }
     }
 }
 
@@ -145,7 +183,8 @@ mod tests {
     #[test]
     fn only_what_does_not_fit_is_helped() {
         let of = |free_mib: u64, wishes: &Wishes| {
-            Decision::of_room("m", &shape(90), wishes, &Room::Free("MoE0 (CUDA0)".to_owned(), free_mib << 20))
+            let room = Room::Free("MoE0 (CUDA0)".to_owned(), free_mib << 20);
+            Decision::of_room(("m", &shape(90)), wishes, Call::default(), &room, None)
         };
         assert!(!of(100, &Wishes::default()).helps);
         let helped = of(99, &Wishes { pass_tokens: Some(4096), ..Wishes::default() });
@@ -156,7 +195,51 @@ mod tests {
         );
         let batch = Explicit { batch: Some("-ub".to_owned()), ..Explicit::default() };
         assert_eq!(of(99, &Wishes { pass_tokens: Some(4096), explicit: batch, ..Wishes::default() }).pass_tokens, None);
-        let none = Decision::of_room("m", &shape(90), &Wishes::default(), &Room::None("no GPU".to_owned()));
+        let none = Decision::of_room(
+            ("m", &shape(90)),
+            &Wishes::default(),
+            Call::default(),
+            &Room::None("no GPU".to_owned()),
+            None,
+        );
         assert_eq!(none.line, "off: no GPU");
+    }
+
+    #[test]
+    fn a_plan_knows_more_than_weights() {
+        let advice = Advice {
+            fits: false,
+            need: 150 << 20,
+            context: 4096,
+            batch: Some((2048, "so".to_owned())),
+            mapped: Some("large.".to_owned()),
+            beside: vec![7],
+        };
+        let room = Room::Free("MoE0 (CUDA0)".to_owned(), 120 << 20);
+        let of = |wishes: &Wishes, call: Call, advice: &Advice| {
+            Decision::of_room(("m", &shape(90)), wishes, call, &room, Some(advice))
+        };
+        let helped = of(&Wishes::default(), Call::default(), &advice);
+        assert_eq!(
+            (helped.helps, helped.pass_tokens, helped.maps),
+            (true, Some(2048), true),
+            "its context does not fit"
+        );
+        assert_eq!(
+            helped.line,
+            "on for m: 150 MiB with 4096 tokens of context, 120 MiB free on MoE0 (CUDA0); its 90 MiB of experts stay in RAM; passes of 2048 tokens (so); the file is mapped (large.)"
+        );
+        let fits = of(&Wishes::default(), Call::default(), &Advice { fits: true, need: 110 << 20, ..advice.clone() });
+        assert!(!fits.helps && fits.line.starts_with("off: m fits: 110 MiB with 4096 tokens"), "{}", fits.line);
+        // What the user set.
+        let keyed = Wishes { pass_tokens: Some(96), ..Wishes::default() };
+        assert_eq!(of(&keyed, Call::default(), &advice).pass_tokens, Some(96));
+        let explicit = Explicit { batch: Some("-b".to_owned()), load: true, ..Explicit::default() };
+        let own = of(&Wishes { explicit, ..Wishes::default() }, Call::default(), &advice);
+        assert_eq!((own.pass_tokens, own.maps), (None, false));
+        assert!(!own.line.contains("passes") && !own.line.contains("mapped"));
+        let bench = Wishes { states_passes: true, ..Wishes::default() };
+        assert_eq!(of(&bench, Call::default(), &advice).pass_tokens, None);
+        assert!(!of(&Wishes::default(), Call { sets_load: true, ..Call::default() }, &advice).maps);
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct Explicit {
     pub(super) placement: Vec<String>,
     /// A length of batches.
     pub(super) batch: Option<String>,
+    /// How the file is loaded.
+    pub(super) load: bool,
 }
 
 /// Flags that place weights, by all their names, and their variable.
@@ -33,6 +35,13 @@ const DEVICES: [(&[&str], &str); 2] =
     [(&["-dev", "--device"], "LLAMA_ARG_DEVICE"), (&["-rpc", "--rpc"], "LLAMA_ARG_RPC")];
 const BATCH: [(&[&str], &str); 2] =
     [(&["-b", "--batch-size"], "LLAMA_ARG_BATCH"), (&["-ub", "--ubatch-size"], "LLAMA_ARG_UBATCH")];
+/// The switches are those of releases before b11434.
+const LOAD: [(&[&str], &str); 4] = [
+    (&["-lm", "--load-mode"], "LLAMA_ARG_LOAD_MODE"),
+    (&["--mmap", "--no-mmap"], "LLAMA_ARG_MMAP"),
+    (&["--mlock"], "LLAMA_ARG_MLOCK"),
+    (&["-dio", "--direct-io"], "LLAMA_ARG_DIO"),
+];
 
 impl Explicit {
     /// Reads what the program gets: its arguments without ours, and its environment.
@@ -69,6 +78,7 @@ impl Explicit {
                 .map(|(word, _)| word)
                 .collect(),
             batch: BATCH.into_iter().find_map(given).map(|(word, _)| word),
+            load: LOAD.into_iter().filter_map(given).any(|(_, value)| value.as_deref() != Some("auto")),
         }
     }
 }
@@ -95,6 +105,8 @@ mod tests {
         assert_eq!(explicit("x -dev CUDA0", &[]).device.as_deref(), Some("-dev"));
         assert_eq!(explicit("x --rpc a:1", &[]).device.as_deref(), Some("--rpc"));
         assert_eq!(explicit("x -ub 4096", &[]).batch.as_deref(), Some("-ub"));
+        assert!(explicit("x -lm none", &[]).load && explicit("x --no-mmap -m y", &[]).load);
+        assert!(!explicit("x -lm auto", &[]).load);
         assert_eq!(explicit("x -ngl auto", &[]), Explicit::default());
         assert_eq!(explicit("x -ngl -1", &[]), Explicit::default());
         assert_eq!(explicit("x -ngl 1 -ngl auto", &[]), Explicit::default(), "the last one holds");

@@ -9,6 +9,7 @@
 mod decision;
 mod explicit;
 mod help;
+mod planned;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -26,8 +27,9 @@ use crate::arguments;
 use crate::config::{self, CacheSize};
 use crate::device::Mode;
 use crate::entry;
-use crate::model::gguf::{GgufError, Header};
+use crate::model::gguf::{self, GgufError, Header};
 use crate::model::moe::MoeShape;
+use crate::planner::{Advice, flags::Flags};
 use crate::request::read_request;
 use crate::telemetry::log;
 
@@ -39,6 +41,7 @@ static ASKED: OnceLock<Asked> = OnceLock::new();
 
 struct Asked {
     wishes: Wishes,
+    flags: Flags,
     /// One of our devices is named, or devices are listed.
     named: bool,
 }
@@ -87,12 +90,16 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
         llama::at_exit(help::section());
     }
     let config = entry::settings_of_process();
+    let words: Vec<String> = kept.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
     let asked = Asked {
         wishes: Wishes {
             explicit: Explicit::read(&kept, &variable),
             cache: config::gives(&settings, &["cache", "moe-expert-cache"]) && config.cache != CacheSize::Off,
             pass_tokens: config.pass_tokens,
+            // It prints the lengths that it was given.
+            states_passes: words.first().is_some_and(|name| name.contains("llama-bench")),
         },
+        flags: planned::flags_of(&words, variable),
         named: read_request(&kept.join(&0), variable("LLAMA_ARG_DEVICE").as_deref(), None).named,
     };
     // Nobody else sets it: a process starts once.
@@ -131,8 +138,10 @@ pub(crate) fn load(files: &[PathBuf], params: &mut ModelParams) {
                 names_devices: params.names_devices(),
                 places_weights: params.layers_on_devices() >= 0 || params.overrides_tensors(),
                 splits_tensors: !params.splits_layers_or_nothing(),
+                // A layout on trial has a mode of its own.
+                sets_load: !trial && !params.leaves_load_mode(),
             };
-            let Some(decision) = decide(files, &asked.wishes, call) else { return };
+            let Some(decision) = decide(files, asked, call) else { return };
             tell(&decision);
             if trial {
                 TRIED.lock().get_or_insert_default().insert(files.to_vec(), decision.clone());
@@ -144,6 +153,12 @@ pub(crate) fn load(files: &[PathBuf], params: &mut ModelParams) {
     PASS_TOKENS.store(devices.and(decision.pass_tokens).unwrap_or(0), Ordering::Relaxed);
     if let Some(devices) = devices {
         params.set_devices(devices);
+        for (number, device) in reg::all().into_iter().enumerate() {
+            device.plan_room(decision.beside.get(number).copied().unwrap_or(0));
+        }
+        if decision.maps && !trial && params.leaves_load_mode() {
+            params.map_file();
+        }
     }
 }
 
@@ -158,21 +173,31 @@ fn tell(decision: &Decision) {
 }
 
 /// `None` if the files cannot be read, which the host will find and say.
-fn decide(files: &[PathBuf], wishes: &Wishes, call: Call) -> Option<Decision> {
-    let shape = shape(files).ok()?;
+fn decide(files: &[PathBuf], asked: &Asked, call: Call) -> Option<Decision> {
+    let headers = headers(files).ok()?;
+    let shape = MoeShape::of(&headers).ok()?;
     let name = files.first()?.file_name()?.to_string_lossy();
     let name = config::shown(&name);
-    Some(match Decision::of_settings(&name, &shape, wishes, call) {
-        Some(decision) => decision,
-        None => Decision::of_room(&name, &shape, wishes, &room()),
-    })
+    if let Some(decision) = Decision::of_settings(&name, &shape, &asked.wishes, call) {
+        return Some(decision);
+    }
+    let room = room();
+    let advice = advice(&headers, asked, &room);
+    Some(Decision::of_room((&name, &shape), &asked.wishes, call, &room, advice.as_ref()))
 }
 
-fn shape(files: &[PathBuf]) -> Result<MoeShape, GgufError> {
+fn headers(files: &[PathBuf]) -> Result<Vec<Header>, GgufError> {
     match files {
-        [file] => MoeShape::open(file),
-        files => MoeShape::of(&files.iter().map(|file| Header::open(file)).collect::<Result<Vec<_>, _>>()?),
+        [file] => gguf::open_all(file),
+        files => files.iter().map(|file| Header::open(file)).collect(),
     }
+}
+
+/// What the planner says, where there are devices to plan with.
+fn advice(headers: &[Header], asked: &Asked, room: &Room) -> Option<Advice> {
+    let Room::Free(..) = room else { return None };
+    let devices = reg::all();
+    planned::advice(headers, &asked.flags, &asked.wishes.explicit, entry::settings_of_process(), &devices)
 }
 
 /// What our devices have. Makes them, but does not register them.

@@ -61,6 +61,9 @@ impl Defaults {
     }
 }
 
+/// The host's numbers for its own choice of a load mode, and for a mapped file.
+const LOAD_AUTO: i32 = -1;
+const LOAD_MAPPED: i32 = 1;
 /// The host's own lengths of batches.
 const HOST_BATCH: u32 = 2048;
 const HOST_MICRO_BATCH: u32 = 512;
@@ -117,6 +120,22 @@ impl ModelParams {
     /// Whether layers are what is split between devices, or nothing is.
     pub(crate) fn splits_layers_or_nothing(&self) -> bool {
         matches!(self.read::<i32>(20), 0 | 1)
+    }
+
+    /// How the file is to be loaded, as a number of the host's.
+    fn load_mode(&self) -> i32 {
+        self.read(24)
+    }
+
+    /// Whether how the file is loaded is the host's choice.
+    pub(crate) fn leaves_load_mode(&self) -> bool {
+        self.load_mode() == LOAD_AUTO
+    }
+
+    /// Has the file mapped.
+    pub(crate) fn map_file(&mut self) {
+        // SAFETY: the field behind the way to split; arguments by value belong to the function that is called.
+        unsafe { self.base.wrapping_add(24).cast::<i32>().write_unaligned(LOAD_MAPPED) };
     }
 
     /// Names devices: a list that ends with null and lives for ever.
