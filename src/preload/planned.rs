@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use super::arguments::Explicit;
+use super::explicit::Explicit;
 use crate::config::Config;
 use crate::device::Device;
 use crate::experts::{statefile::State, statefolder, statestore};
