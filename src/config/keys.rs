@@ -5,8 +5,8 @@
 use super::expert_keys as experts;
 use super::lend_keys as lend;
 use super::pass_keys as passes;
-use super::staging_keys as staging;
 use super::preload_keys as preload;
+use super::staging_keys as staging;
 use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail, Socket};
 
 /// One key of `GGML_MOE`.
