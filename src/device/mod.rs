@@ -225,6 +225,10 @@ impl Device {
             return self.inner.memory();
         }
         let (free, total) = self.free_and_total();
+        if self.account().leased(crate::memory::Use::Kv) > 0 {
+            // A context stands, so nothing is fitted any more: what the host tells its user at the end is to be true.
+            return (free.max(1 << 20), total);
+        }
         let dense = self.dense.lock().settle();
         let planned = dense.saturating_add(self.planned.load(Ordering::Relaxed)).min(free);
         let reported = reported_free(free, dense, self.config.ctx_share).max(planned);
