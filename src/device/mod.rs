@@ -10,6 +10,7 @@ mod experts;
 mod held;
 mod memory;
 mod passes;
+mod pinned;
 
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -22,16 +23,12 @@ use crate::abi::inner::{self, DeviceKind};
 use crate::abi::tensor::{BufferTypeKey, Tensor};
 use crate::config::{AllocationKind, Config};
 use crate::gpu::{self, Driver};
-use crate::ram;
 use crate::telemetry::{Board, log, service};
 
 use experts::Experts;
 use memory::Budget;
 pub(crate) use memory::{CacheRoom, Term};
 use passes::Passes;
-
-/// Host memory registered by all devices of this process, in bytes: the budget is the machine's.
-static PINNED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// What a device does with what it is given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -297,29 +294,6 @@ impl Device {
     /// The driver, if it was opened.
     pub(crate) fn opened_driver(&self) -> Option<&dyn Driver> {
         self.driver.get().map(|driver| &**driver)
-    }
-
-    /// Takes `bytes` from the budget of pinned memory; false if it does not hold them.
-    pub(crate) fn claim_pinned(&self, bytes: usize) -> bool {
-        let limit = self.pin_limit_bytes();
-        let claim = |pinned: usize| pinned.checked_add(bytes).filter(|sum| *sum <= limit);
-        PINNED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
-    }
-
-    /// Gives back what [`Device::claim_pinned`] took.
-    pub(crate) fn release_pinned(&self, bytes: usize) {
-        PINNED_BYTES.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    /// Bytes that are registered at once, at least.
-    pub(crate) fn pin_chunk_bytes(&self) -> usize {
-        self.config.debug_pins.unwrap_or(512) << 20
-    }
-
-    /// The budget of pinned memory, in bytes.
-    pub(crate) fn pin_limit_bytes(&self) -> usize {
-        let mib = |mib: u64| usize::try_from(mib.saturating_mul(1 << 20)).unwrap_or(usize::MAX);
-        self.config.pin_budget_mb.map_or_else(|| ram::usable_bytes() / 4 * 3, mib)
     }
 
     /// The memory behind graphs was laid out anew or freed: plans made before are void.
