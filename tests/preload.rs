@@ -278,6 +278,19 @@ fn passes_are_as_long_as_asked() {
     assert!(!pass(&["-ub", "64", "-b", "64"]), "the user's own holds");
 }
 
+/// `--fit` loads without memory, several times, and changes the parameters: they are then not the user's, and the decision stays.
+#[test]
+fn the_fit_step_lays_out_on_our_device() {
+    let mut command = host("llama-perplexity");
+    // More than is reported free, so that layers have to go.
+    command.args(SMALL).args(["-f", text(&fixture("eval.txt")), "--chunks", "1", "-fitt", "3000", "-lv", "4"]);
+    let finished = run(preload_plugin(&mut command).args(HELP), LIMIT).success();
+    one_decision(&finished, "ggml-moe: on for ");
+    let said = |text: &str| !finished.lines_with(text).is_empty();
+    assert!(said("cannot meet free memory target"), "{}", finished.report("the fit step changed nothing"));
+    assert!(said("using device MoE0"), "{}", finished.report("loaded elsewhere"));
+}
+
 /// Settings that the user made, models that fit, machines without GPU: stock, and one line.
 #[test]
 fn what_needs_no_help_gets_none() {

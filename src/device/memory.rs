@@ -133,6 +133,11 @@ impl Device {
         self.limits().reported(self.figures(free), self.budget.account.promised(), total)
     }
 
+    /// A plan has so many bytes beside dense weights for a context and for computing; 0 is no plan.
+    pub(crate) fn plan_room(&self, bytes: u64) {
+        self.planned.store(usize::try_from(bytes).unwrap_or(usize::MAX), Ordering::Relaxed);
+    }
+
     /// Whether a cache may change its size. Otherwise it is dropped and made again.
     pub(crate) fn may_resize(&self) -> bool {
         !self.config.debug_fixed_memory

@@ -60,7 +60,7 @@ pub(crate) struct Device {
     reported: AtomicUsize,
     /// Whether that was the least that is ever reported.
     reported_least: AtomicBool,
-    /// What a plan has beside dense weights, in bytes: so much is reported at least, if it is there.
+    /// What a plan has beside dense weights, in bytes: the least that is reported, if it is there.
     planned: AtomicUsize,
     allocations: AtomicU32,
     poisoned: AtomicBool,
@@ -223,20 +223,14 @@ impl Device {
         }
         let (free, total) = self.free_and_total();
         if self.account().leased(crate::memory::Use::Kv) > 0 {
-            // A context stands, so nothing is fitted any more: what the host tells its user at the end is to be true.
-            return (free.max(1 << 20), total);
+            return (free.max(1 << 20), total); // nothing is fitted any more, and the host's last words are to be true
         }
         let dense = self.dense.lock().settle();
-        let planned = dense.saturating_add(self.planned.load(Ordering::Relaxed)).min(free);
-        let reported = reported_free(free, dense, self.config.ctx_share).max(planned);
+        let planned = dense.saturating_add(self.planned.load(Ordering::Relaxed));
+        let reported = reported_free(free, dense, self.config.ctx_share).max(planned.min(free));
         self.reported.store(reported, Ordering::Relaxed);
         self.reported_least.store(reported == dense.saturating_add(SMALLEST_ROOM), Ordering::Relaxed);
         (reported, total)
-    }
-
-    /// A plan has so many bytes beside dense weights for a context and for computing; 0 is no plan.
-    pub(crate) fn plan_room(&self, bytes: u64) {
-        self.planned.store(usize::try_from(bytes).unwrap_or(usize::MAX), Ordering::Relaxed);
     }
 
     /// What the inner device is.

@@ -1,6 +1,10 @@
-//! What the planner decides for a preloaded program: the length of passes, how the file is loaded, and what the host's fit step makes of it.
+//! What the plan decides when a model is loaded, and what the host then says of memory.
 
-use super::*;
+use super::support::process::{Finished, run};
+use super::support::stock::{Side, program};
+use super::support::{fixture, fixture_model, text};
+use super::{LIMIT, decisions, host, preload_plugin, ran_in_blocks, was_helped};
+use std::process::Command;
 
 /// A card on which the weights fit, and not with the context: it is helped, in passes that the cache lends memory to.
 const ROOMY: [&str; 10] = [
@@ -85,17 +89,4 @@ fn fitted_arguments_start() {
     command.args(["-m", text(&fixture_model()), "--device", "MoE0", "-nr", "-t", "2", "-b", "512"]);
     command.args(["-f", text(&fixture("eval.txt")), "--chunks", "1"]).args(plugin.split_whitespace());
     ran_in_blocks(&run(&mut command, LIMIT).success());
-}
-
-/// `--fit` loads without memory, several times, and changes the parameters: they are then not the user's, and the decision stays.
-#[test]
-fn the_fit_step_lays_out_on_our_device() {
-    let mut command = host("llama-perplexity");
-    // More than is reported free, so that layers have to go.
-    command.args(SMALL).args(["-f", text(&fixture("eval.txt")), "--chunks", "1", "-fitt", "3000", "-lv", "4"]);
-    let finished = run(preload_plugin(&mut command).args(HELP), LIMIT).success();
-    one_decision(&finished, "ggml-moe: on for ");
-    let said = |text: &str| !finished.lines_with(text).is_empty();
-    assert!(said("cannot meet free memory target"), "{}", finished.report("the fit step changed nothing"));
-    assert!(said("using device MoE0"), "{}", finished.report("loaded elsewhere"));
 }
