@@ -38,7 +38,7 @@ impl Rates {
     fn parse(text: &str) -> Self {
         let Ok(Value::Object(fields)) = serde_json::from_str(text) else { return Self::default() };
         let rate = |(name, value): (String, Value)| {
-            let rate = value.as_f64().filter(|rate| rate.is_finite() && (0.05..10_000.0).contains(rate))?;
+            let rate = value.as_f64().filter(|rate| rate.is_finite() && (0.001..10_000.0).contains(rate))?;
             Some((name, rate))
         };
         Self { known: fields.into_iter().filter_map(rate).take(MOST).collect() }
