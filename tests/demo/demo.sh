@@ -31,7 +31,13 @@ trap 'exit 130' INT TERM
 "$bin/llama-server" --list-devices > "$work/devices" 2>&1 || { log=$work/devices; fail "llama-server does not start"; }
 inner=$(sed -n 's/^  \(CUDA[0-9][0-9]*\): .*/\1/p' "$work/devices" | head -n 1)
 inner=${inner:-CPU}
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+# Not one of the ports that the system gives to connections, which could take it before the server does.
+port=$(python3 -c 'import random, socket
+while True:
+    port = random.randrange(12000, 32000)
+    try: socket.socket().bind(("127.0.0.1", port))
+    except OSError: continue
+    print(port); break')
 
 echo "demo: stock llama-server, device MoE0 in front of $inner, $(basename "$model")"
 GGML_BACKEND_PATH=$plugin GGML_MOE="inner=$inner;log=debug" "$bin/llama-server" -m "$model" --device MoE0 -ngl 99 \

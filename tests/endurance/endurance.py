@@ -37,10 +37,19 @@ def arguments():
     return parser.parse_args()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def hold_port():
+    """A free port below those that Linux gives to connections, and the local socket by which other tests see that it is taken."""
+    for _ in range(20000):
+        port = random.randrange(12000, 32000)
+        held = socket.socket(socket.AF_UNIX)
+        try:
+            held.bind(f"\0ggml-moe-test-port-{port}")
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+            return port, held
+        except OSError:
+            held.close()
+    sys.exit("endurance: no port is free")
 
 
 class Run:
@@ -144,7 +153,7 @@ def watch(run, workers, process):
 
 def main():
     a = arguments()
-    port = free_port()
+    port, held = hold_port()  # held until the end
     log = open(a.log, "w+") if a.log else None
     process = subprocess.Popen([*a.server, "--host", "127.0.0.1", "--port", str(port)], stdout=log or subprocess.DEVNULL, stderr=subprocess.STDOUT)
     run = Run(a, port)

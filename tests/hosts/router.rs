@@ -32,7 +32,7 @@ pub(crate) fn shorter_model(path: &Path) {
 
 /// Waits until the router says this of a model.
 fn wait_for(server: &Server, model: &str, state: &str) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(300);
     loop {
         let all = server.get("/models");
         let listed = all["data"].as_array().expect("a list of models");

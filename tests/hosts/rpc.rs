@@ -4,30 +4,31 @@ use std::time::Duration;
 
 use crate::perplexity::figures;
 use crate::summary::summaries;
-use crate::support::http::free_port;
+use crate::support::http::Port;
 use crate::support::process::{Finished, Running, run};
 use crate::support::stock::{OVER_CPU, Side, program};
 use crate::support::{fixture, fixture_model, text};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// A server of stock's RPC backend on this machine; dropping it kills it.
 struct RpcServer {
     process: Running,
     endpoint: String,
+    _port: Port,
 }
 
 impl RpcServer {
     fn start(side: Side<'_>, flags: &[&str]) -> Self {
-        let port = free_port().to_string();
+        let port = Port::hold();
         let mut command = program("ggml-rpc-server", side);
         // As many threads as the clients have: attention is split by them.
-        command.args(["-t", "2", "-H", "127.0.0.1", "-p", &port]).args(flags);
-        let endpoint = format!("127.0.0.1:{port}");
+        command.args(["-t", "2", "-H", "127.0.0.1", "-p", &port.number().to_string()]).args(flags);
+        let endpoint = format!("127.0.0.1:{}", port.number());
         let mut process = Running::start(&mut command);
         // Its greeting stands in a buffer until it ends; that it takes connections is seen at the socket.
         process.wait_until("the RPC server", LIMIT, |_| std::net::TcpStream::connect(&endpoint).is_ok());
-        Self { process, endpoint }
+        Self { process, endpoint, _port: port }
     }
 
     /// A short run of a client.

@@ -89,7 +89,7 @@ fn a_server_that_slept_answers_as_before() {
     let before = server.complete("The standard library", 16, 3);
     let asleep =
         |log: &str| summaries(log).iter().any(|summary| summary["blocks"].as_u64().is_some_and(|blocks| blocks > 0));
-    server.process().wait_until("the plugin's summary", Duration::from_secs(30), asleep);
+    server.process().wait_until("the plugin's summary", Duration::from_secs(60), asleep);
     assert_eq!(server.complete("The standard library", 16, 3), before);
     server.stop();
 }

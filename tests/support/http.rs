@@ -2,6 +2,10 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as LocalAddr, UnixListener};
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// An answer: its status and its body.
@@ -13,10 +17,38 @@ pub struct Answer {
     pub body: String,
 }
 
-/// A loopback port that nothing listens on now.
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free loopback port");
-    listener.local_addr().expect("a bound socket has an address").port()
+/// A loopback port for a server that is about to start; until this is dropped no other test of this machine gets it.
+///
+/// It is not one of those that Linux gives to connections and to whoever asks for any port (from 32768 on), so that it stays free until the
+/// server listens. Tests know of each other by a local socket with the port in its name, which goes with its process.
+pub struct Port {
+    number: u16,
+    _held: UnixListener,
+}
+
+impl Port {
+    const FIRST: u32 = 12_000;
+    const COUNT: u32 = 20_000;
+
+    /// Finds a port and holds it.
+    pub fn hold() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        for _ in 0..Self::COUNT {
+            let place = process::id().wrapping_mul(61).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+            let number = u16::try_from(Self::FIRST + place % Self::COUNT).expect("below 32768");
+            let name = format!("ggml-moe-test-port-{number}");
+            let held = LocalAddr::from_abstract_name(name).and_then(|name| UnixListener::bind_addr(&name));
+            if let (Ok(held), Ok(_)) = (held, TcpListener::bind((Ipv4Addr::LOCALHOST, number))) {
+                return Self { number, _held: held };
+            }
+        }
+        panic!("no loopback port is free");
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
 }
 
 /// Sends a request and returns the connection, to be read by the caller; a body makes it a POST.

@@ -8,18 +8,23 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::http;
+use super::http::{self, Port};
 use super::process::{Finished, Running, tail};
 use super::stock::{Side, tool};
 
-/// How long a server may take to start, to answer or to stop; several times what a loaded machine needs, and one that computes on a
-/// software driver for GPUs.
-const LIMIT: Duration = Duration::from_secs(240);
+/// How long a server may take to start or to stop on an idle machine, also on a software driver for GPUs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How long it may take to answer, or to do what its log tells.
+const ANSWER: Duration = Duration::from_secs(300);
+
+/// After so long a server that was interrupted and still runs is woken.
+const MISSED: Duration = Duration::from_secs(5);
 
 /// A server that has answered `/health`; dropping it kills it.
 pub struct Server {
     process: Running,
-    port: u16,
+    port: Port,
 }
 
 impl Server {
@@ -34,14 +39,14 @@ impl Server {
 
     /// Starts a prepared command line on a free port and waits for nothing.
     pub fn launch(command: &mut Command) -> Self {
-        let port = http::free_port();
-        command.args(["--host", "127.0.0.1", "--port", &port.to_string(), "--offline"]);
+        let port = Port::hold();
+        command.args(["--host", "127.0.0.1", "--port", &port.number().to_string(), "--offline"]);
         Self { process: Running::start(command), port }
     }
 
     /// Waits until the model is loaded; panics with the log when the server ends first.
     pub fn wait_ready(&mut self) {
-        let port = self.port;
+        let port = self.port.number();
         self.process.wait_until("/health", LIMIT, |_| {
             http::request(port, "/health", None, Duration::from_secs(5)).is_ok_and(|answer| answer.status == 200)
         });
@@ -49,10 +54,19 @@ impl Server {
 
     /// Waits until the server has freed its model because nobody asked; it must have been started with a time for that.
     pub fn wait_asleep(&self) {
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + ANSWER;
         while self.get("/props")["is_sleeping"] != true {
-            assert!(Instant::now() < end, "not asleep within {LIMIT:?}\n{}", tail(&self.process.log(), 40));
+            assert!(Instant::now() < end, "not asleep within {ANSWER:?}\n{}", tail(&self.process.log(), 40));
             thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Does something again and again until the log says what is waited for; panics with the end of the log when it never does.
+    pub fn repeat_until(&self, what: &str, ready: impl Fn(&str) -> bool, mut again: impl FnMut()) {
+        let end = Instant::now() + ANSWER;
+        while !ready(&self.process.log()) {
+            assert!(Instant::now() < end, "no {what} within {ANSWER:?}\n{}", tail(&self.process.log(), 40));
+            again();
         }
     }
 
@@ -87,13 +101,13 @@ impl Server {
     }
 
     fn request(&self, path: &str, body: Option<&str>) -> http::Answer {
-        http::request(self.port, path, body, LIMIT)
+        http::request(self.port.number(), path, body, ANSWER)
             .unwrap_or_else(|error| panic!("{path}: {error}\n{}", tail(&self.process.log(), 40)))
     }
 
     /// Posts a JSON body and leaves the answer to be read from the connection.
     pub fn open(&self, path: &str, body: &Value) -> TcpStream {
-        http::open(self.port, path, Some(&body.to_string()), LIMIT).expect("the server takes connections")
+        http::open(self.port.number(), path, Some(&body.to_string()), ANSWER).expect("the server takes connections")
     }
 
     /// Greedy tokens after a prompt, with the probabilities of the best `n_probs` at each position.
@@ -117,8 +131,20 @@ impl Server {
     }
 
     /// Interrupts the server as Ctrl-C does and returns what it left; panics unless it exits with 0.
-    pub fn stop(self) -> Finished {
+    ///
+    /// A server that falls asleep at this moment misses the interrupt: its main thread looks for it before it waits. A request wakes it. (A
+    /// second interrupt would end it at once and with another status.)
+    pub fn stop(mut self) -> Finished {
         self.process.interrupt();
+        let missed = Instant::now() + MISSED;
+        while self.process.is_running() && Instant::now() < missed {
+            thread::sleep(Duration::from_millis(5));
+        }
+        if self.process.is_running() {
+            // It may be on its way to its end, and then answers nothing.
+            let body = json!({"prompt": "a", "n_predict": 1}).to_string();
+            let _ = http::request(self.port.number(), "/completion", Some(&body), MISSED);
+        }
         self.process.finish(LIMIT).success()
     }
 }
