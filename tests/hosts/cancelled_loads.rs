@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::load_time::large_model;
+use crate::interrupts::held_load;
 use crate::summary::ran_in_blocks;
 use crate::support::process::run;
 use crate::support::server::Server;
-use crate::support::stock::{OVER_CPU, Side, command, model_host, tool};
+use crate::support::stock::{OVER_CPU, Side, command, model_host};
 use crate::support::{fixture_model, text};
 
 /// The number of SIGTERM on Linux.
@@ -47,12 +47,8 @@ fn loads_from_a_mapping_given_up_leave_nothing() {
 /// A service manager's signal in the middle of the load.
 #[test]
 fn terminated_during_load() {
-    let mut command = tool("llama-server", OVER_CPU, &large_model(), 2);
-    command.args(["-c", "256", "-lv", "4", "-lm", "none", "--no-warmup", "-fit", "off"]);
-    let mut server = Server::launch(&mut command);
-    let process = server.process();
-    process.wait_until("the load", Duration::from_secs(60), |log| log.contains("MoE0_Experts model buffer size"));
-    process.terminate();
+    let mut server = held_load();
+    server.process().terminate();
     let finished = server.into_process().finish(Duration::from_secs(20));
     // Until the model is loaded llama-server has no handler of its own: the signal itself may end it, as it ends stock.
     let ended_by_itself = finished.status.code().is_some();

@@ -6,33 +6,33 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::load_time::large_model;
 use crate::support::fixture_model;
 use crate::support::process::interruptible;
 use crate::support::server::Server;
-use crate::support::stock::{OVER_CPU, tool};
+use crate::support::stock::{OVER_CPU, preload, tool};
 
 /// The number of SIGINT on Linux.
 const SIGINT: i32 = 2;
 
+/// A server in the middle of its load, which it goes on with when it has handled a signal.
+pub(crate) fn held_load() -> Server {
+    let mut command = tool("llama-server", OVER_CPU, &fixture_model(), 2);
+    command.args(["-c", "256", "-lv", "4", "-lm", "none", "--no-warmup", "-fit", "off"]);
+    let mut server = Server::launch(&mut interruptible(preload(&mut command, "support/hold_load")));
+    let in_tensors = |log: &str| log.contains("MoE0_Experts model buffer size") && log.contains("the load is held");
+    server.process().wait_until("the load", Duration::from_secs(60), in_tensors);
+    server
+}
+
 #[test]
 fn during_load() {
-    let mut command = tool("llama-server", OVER_CPU, &large_model(), 2);
-    command.args(["-c", "256", "-lv", "4", "-lm", "none", "--no-warmup", "-fit", "off"]);
-    let mut server = Server::launch(&mut interruptible(&command));
-    let process = server.process();
-    // The tensors are being read from this line on; nothing later is printed until they are there.
-    process.wait_until("the load", Duration::from_secs(60), |log| log.contains("MoE0_Experts model buffer size"));
-    process.interrupt();
+    let mut server = held_load();
+    server.process().interrupt();
     let finished = server.into_process().finish(Duration::from_secs(20));
     // Until the model is loaded llama-server has no handler of its own: the signal itself may end it, as it ends stock.
     let ended_by_itself = finished.status.code().is_some();
     assert!(ended_by_itself || finished.status.signal() == Some(SIGINT), "{}", finished.report("a crash"));
-    assert!(
-        !finished.log().contains("model loaded"),
-        "{}",
-        finished.report("the signal came too late to test anything")
-    );
+    assert!(!finished.log().contains("model loaded"), "{}", finished.report("the signal came too late"));
 }
 
 #[test]
