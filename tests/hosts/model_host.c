@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PROMPT = 40, STEPS = 4, MAX_DEVICES = 8, CANCELS = 24, LIMIT_SECONDS = 20 };
+enum { PROMPT = 40, STEPS = 4, MAX_DEVICES = 8, CANCELS = 24, LIMIT_SECONDS = 60 };
 
 // The progress callback of a load that is to be given up.
 static bool goes_on(float progress, void * limit) {
@@ -133,7 +133,8 @@ static int pair(int threads, const char * devices, const char * path, const char
         return 0;
     }
     int vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(models[0]));
-    int ok = talk(first, vocabulary, 100, 1, out);
+    // The size of the cache is looked at ten times a second: once at least after the 64th token.
+    int ok = talk(first, vocabulary, 100, 4, out);
     models[1] = load(path, devices, LLAMA_LOAD_MODE_NONE, NULL);
     struct llama_context * second = context_of(models[1], threads, 2048);
     for (int turn = 0; ok && turn < 2; turn++) {
