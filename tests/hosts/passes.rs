@@ -1,9 +1,6 @@
 //! Passes of more than 8 tokens, by each way to their experts: fetched, computed in RAM where the cache misses, brought as a whole. Over the CPU and
 //! over the late device results are stock's, whatever the way.
 
-use std::io::Read;
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use crate::perplexity::{figures, perplexity};
@@ -102,32 +99,27 @@ fn fetched_passes_fill_the_cache() {
     assert!(7 * all < none, "{all} bytes from RAM with a cache, {none} without");
 }
 
-/// One slot decodes while prompts of several lengths arrive in the other: texts are stock's, and what long passes need is not made anew each time.
+/// One slot decodes whenever a prompt arrives in the other, prompts of several lengths: texts are stock's, and what long passes need is not made
+/// anew each time.
+///
+/// All prompts come in one request, so that the server has the next one when a slot is free, and each graph holds the same tokens in every run:
+/// which of them are computed together changes the last digits. Slots are free at different times because the second prompt takes three graphs.
 #[test]
 fn prompts_beside_decoding_equal_stock() {
+    const PREDICTED: usize = 24;
     let run = |side: Side<'_>| {
-        let server = Server::start(side, &fixture_model(), &["-c", "4096", "-np", "2"]);
-        let long = json!({
-            "prompt": "A list is a mutable", "n_predict": 300, "temperature": 0, "seed": 1, "return_tokens": true, "ignore_eos": true,
+        let server = Server::start(side, &fixture_model(), &["-c", "4096", "-np", "2", "-b", "300"]);
+        let prompts: Vec<Value> =
+            [5, 600, 20, 300, 33, 9, 120, 64, 250, 12, 40].into_iter().map(|tokens| prompt(tokens, tokens)).collect();
+        let body = json!({
+            "prompt": prompts, "n_predict": PREDICTED, "n_probs": 3, "temperature": 0, "seed": 1, "return_tokens": true,
+            "cache_prompt": false, "ignore_eos": true,
         });
-        let mut connection = server.open("/completion", &long);
-        let others: Vec<Value> = [20, 300, 33, 9, 120, 64, 250, 12, 40]
-            .into_iter()
-            .map(|tokens| {
-                let body = json!({
-                    "prompt": prompt(tokens, tokens), "n_predict": 2, "temperature": 0, "seed": 1, "return_tokens": true,
-                    "cache_prompt": false,
-                });
-                server.post("/completion", &body)["tokens"].clone()
-            })
-            .collect();
-        let mut answer = String::new();
-        connection.set_read_timeout(Some(Duration::from_secs(120))).expect("a time limit");
-        connection.read_to_string(&mut answer).expect("the long answer");
-        let body = answer.split_once("\r\n\r\n").map(|(_, body)| body).unwrap_or_default();
-        let long: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"));
-        assert_eq!(long["tokens"].as_array().map(Vec::len), Some(300), "{answer}");
-        ((long["tokens"].clone(), others), server.stop())
+        let mut answers = server.post("/completion", &body).as_array().expect("one answer per prompt").clone();
+        answers.sort_by_key(|answer| answer["index"].as_u64());
+        assert!(answers.iter().all(|answer| answer["tokens"].as_array().map(Vec::len) == Some(PREDICTED)));
+        let told = |answer: &Value| json!([answer["tokens"], answer["completion_probabilities"]]);
+        (answers.iter().map(told).collect::<Vec<Value>>(), server.stop())
     };
     let (stock, _) = run(Side::Stock);
     for keys in ["inner=CPU;cache=6;middle-passes=fetch", "inner=LATE0;cache=6;debug-late=54;debug-poison=on"] {
