@@ -27,15 +27,27 @@ fn top(arguments: &[&str], folder: &Path) -> Output {
         .expect("the command starts")
 }
 
-/// What the socket answers, read by the command.
+/// What the socket answers, read by the command. It waits for two seconds; a busy machine may take longer now and then.
 fn counters(socket: &Path) -> Value {
-    let output = top(&["--json", "--socket", text(socket)], Path::new("/"));
+    let ask = |_| top(&["--json", "--socket", text(socket)], Path::new("/"));
+    let output = (0..10).map(ask).find(|output| output.status.success());
+    let output = output.unwrap_or_else(|| ask(10));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("one line of JSON")
 }
 
-fn requests(answer: &Value) -> &Vec<Value> {
-    answer["devices"][0]["requests"].as_array().expect("a list")
+/// The tokens decoded for each prompt, as the socket tells. A busy machine may pause for a second between two tokens, and what decodes after a pause is
+/// told as one request more, without a prompt: it belongs to the one before.
+fn requests(answer: &Value) -> Vec<u64> {
+    let mut all: Vec<u64> = Vec::new();
+    for request in answer["devices"][0]["requests"].as_array().expect("a list") {
+        let count = |name: &str| request[name].as_u64().unwrap_or_else(|| panic!("no {name} in {request}"));
+        match all.last_mut() {
+            Some(last) if count("prompt_tokens") == 0 => *last += count("tokens"),
+            _ => all.push(count("tokens")),
+        }
+    }
+    all
 }
 
 /// A number of a request line: the one before these words.
@@ -49,6 +61,19 @@ fn number(line: &str, words: &str) -> f64 {
 /// The lines of requests.
 fn lines(finished: &Finished) -> Vec<String> {
     finished.lines_with("ggml-moe: MoE0: request ")
+}
+
+/// The same as the lines of the log tell it.
+fn decoded(lines: &[String]) -> Vec<f64> {
+    let mut all: Vec<f64> = Vec::new();
+    for line in lines {
+        let tokens = number(line, " decoded");
+        match all.last_mut() {
+            Some(last) if number(line, " prompt tokens") == 0.0 => *last += tokens,
+            _ => all.push(tokens),
+        }
+    }
+    all
 }
 
 /// The sum of a counter over the backends of a log.
@@ -115,12 +140,13 @@ fn requests_add_up_and_the_socket_answers() {
     let files = open_files(pid);
     std::thread::scope(|scope| {
         let generation = scope.spawn(|| server.post("/completion", &body));
-        let seen = |answer: &Value| requests(answer).last().is_some_and(|it| it["number"] == 3 && it["tokens"] != 0);
-        let mut answer = counters(&socket);
-        while !seen(&answer) && !generation.is_finished() {
-            answer = counters(&socket);
+        let seen = |answer: &Value| requests(answer).get(2).is_some_and(|tokens| *tokens > 0);
+        let mut is_over = false;
+        while !seen(&counters(&socket)) {
+            // A look behind the end sees it in any case.
+            assert!(!is_over, "asked while it generates: {}", counters(&socket));
+            is_over = generation.is_finished();
         }
-        assert!(seen(&answer), "asked while it generates: {answer}");
         let silent: Vec<UnixStream> = (0..1000).map(|_| UnixStream::connect(&socket).expect("it takes them")).collect();
         (0..200).for_each(|_| drop(UnixStream::connect(&socket)));
         counters(&socket);
@@ -130,14 +156,19 @@ fn requests_add_up_and_the_socket_answers() {
     });
 
     // Told without another graph: the thread of the socket notices.
-    server.process().wait_until("the line of the last request", LIMIT, |log| log.contains("MoE0: request 3: "));
+    let told = |log: &str| {
+        let lines: Vec<String> =
+            log.lines().filter(|line| line.contains("MoE0: request ")).map(str::to_owned).collect();
+        decoded(&lines).get(2).is_some_and(|tokens| *tokens >= 4.0 * 119.0)
+    };
+    server.process().wait_until("the line of the last request", LIMIT, told);
     let last = counters(&socket);
     let finished = server.stop();
     assert!(!socket.exists(), "{}", finished.report("the socket is removed at the end"));
 
     let (log, lines) = (finished.log(), lines(&finished));
-    assert_eq!(lines.len(), 3, "{}", finished.report("one line for each request"));
-    let decoded: Vec<f64> = lines.iter().map(|line| number(line, " decoded")).collect();
+    let decoded = decoded(&lines);
+    assert_eq!(decoded.len(), 3, "{}", finished.report("one line for each request"));
     assert_eq!(decoded[..2], [31.0, 23.0], "the first token of each comes from the prompt");
     // The last token of a prompt may be computed by itself, and then looks like decoding.
     assert!((4.0 * 119.0..=4.0 * 120.0).contains(&decoded[2]), "{decoded:?}");
@@ -160,7 +191,7 @@ fn requests_add_up_and_the_socket_answers() {
     {
         let exact: u64 = counted.iter().map(|counter| total(&log, counter) - trials(counter)).sum();
         let exact = exact as f64 / 1e6;
-        assert!((sum(words) - exact).abs() < 0.2 && exact > 1.0, "{}", finished.report(words));
+        assert!((sum(words) - exact).abs() < 0.06 * lines.len() as f64 && exact > 1.0, "{}", finished.report(words));
     }
     assert!(total(&log, "evictions") > 0 && total(&log, "team_ns") > 0 && total(&log, "waits") > 0, "{log}");
     for counter in
@@ -235,7 +266,7 @@ fn a_socket_that_cannot_be_made_costs_a_line() {
         assert!(told.len() == 1 && told[0].contains(reason), "{}", finished.report(reason));
         let told = lines(&finished);
         assert!(
-            told.len() == 1 && told[0].contains("request 1: 8 prompt tokens, 8 decoded"),
+            told.concat().contains("request 1: 8 prompt tokens, ") && decoded(&told) == [8.0],
             "{}",
             finished.report("no thread")
         );
@@ -253,7 +284,7 @@ fn settings_choose_whether_and_where() {
     assert!(path.lines_with(text(&named)).len() == 1 && !named.exists(), "{}", path.report("a path"));
     let off = perplexity("off", place.path());
     assert!(off.lines_with("counters can be read").is_empty(), "{}", off.report("off"));
-    assert_eq!(lines(&off).len(), 1, "{}", off.report("off"));
+    assert_eq!(decoded(&lines(&off)), [8.0], "{}", off.report("off"));
     assert!(!place.path().join("ggml-moe").exists());
     // A folder that others can open is not used; the next best is.
     fs::create_dir(place.path().join("ggml-moe")).expect("a folder");
