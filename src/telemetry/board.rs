@@ -381,11 +381,12 @@ mod tests {
     #[test]
     #[ignore = "measures time: cargo test --release --lib publishing -- --ignored --nocapture"]
     fn publishing_costs_little() {
-        const GRAPHS: u32 = 20_000;
+        // So few that some of the samples are not disturbed by whatever else the machine does.
+        const GRAPHS: u32 = 200;
         let board = board();
         let (mut reporter, mut counters) = (Reporter::default(), Counters::default());
         let mut best = f64::INFINITY;
-        for _ in 0..5 {
+        for _ in 0..500 {
             let start = Instant::now();
             for _ in 0..GRAPHS {
                 graph(&board, &mut reporter, &mut counters, 1, 1);
