@@ -57,7 +57,7 @@ impl Place {
         // The second line is that of the shell's children: "0m0.120s 0m0.010s".
         let times = fs::read_to_string(told).expect("the shell tells");
         let seconds = |time: &str| {
-            let (minutes, rest) = time.split_once('m').unwrap_or_else(|| panic!("{times}"));
+            let (minutes, rest) = time.split_once('m').expect("minutes and seconds");
             let numbers = [minutes, rest.trim_end_matches('s')].map(|part| part.parse::<f64>().expect("a number"));
             numbers[0] * 60.0 + numbers[1]
         };
