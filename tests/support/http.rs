@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// An answer: its status and its body.
@@ -13,10 +14,18 @@ pub struct Answer {
     pub body: String,
 }
 
-/// A loopback port that nothing listens on now.
+/// A loopback port that nothing listens on now, another one at each call. It lies below those that the system gives out by itself: a connection
+/// of a test that runs at the same time cannot take it before the server does.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free loopback port");
-    listener.local_addr().expect("a bound socket has an address").port()
+    /// The ports used here, and how far apart the processes of one run begin.
+    const PORTS: (u32, u32) = (12_000, 20_000);
+    const APART: u32 = 211;
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let begin = std::process::id().wrapping_mul(APART);
+    let next = || begin.wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed)) % PORTS.1 + PORTS.0;
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    let mut ports = (0..PORTS.1).filter_map(|_| u16::try_from(next()).ok());
+    ports.find(is_free).expect("a free loopback port")
 }
 
 /// Sends a request and returns the connection, to be read by the caller; a body makes it a POST.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const POLL: Duration = Duration::from_millis(5);
 
 /// What a finished child left behind.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Finished {
     /// The command line, for reports.
     pub command: String,
