@@ -2,13 +2,18 @@
 # Runs the tests and ends with one plain line, "N passed, N failed":
 #   test.sh              everything that CI runs
 #   test.sh operations   all of stock test-backend-ops on our device, many random graphs, and the gates that take long
-# `make` has built the release library and the stock programs before.
+# `make` has built the stock programs before, and for `operations` the release library.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${CARGO_TARGET_DIR:-target}
 passed=0 failed=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+folder=$(mktemp -d)
+log=$folder/log
+builder=
+trap '[ -z "$builder" ] || kill -- "-$builder" 2> /dev/null || true; rm -rf "$folder"' EXIT
+# Tests of stock hosts that measure time or memory, or keep the processors busy on purpose: they run one at a time, all others three at a time,
+# because hosts start, sleep and wait for each other much of the time.
+alone=(compared:: cancelled_loads:: endurance:: interrupts:: learned::fixed_runs load_time:: storage:: telemetry::)
 
 # A step that prints the results of Rust's test programs: their counts are added. One that ends badly without a failed test
 # (it did not compile, it crashed) counts as one failure; one that says it was skipped counts as nothing.
@@ -33,6 +38,24 @@ whole() { # title, command...
   echo "== $1: $result, $((SECONDS - start)) s"
 }
 
+# The release library, and beside it everything else that is compiled: most of the time a compiler keeps one processor busy. What does not
+# compile here is told by the step that needs it.
+build_everything() {
+  local start=$SECONDS status=0
+  echo "== builds"
+  set -m # a process group of its own
+  { cargo test --locked --lib --bins --tests --no-run || true
+    for step in asan.sh loom/run.sh fuzz/run.sh; do "tests/$step" --build || true; done; } > "$folder/builds" 2>&1 &
+  builder=$!
+  set +m
+  make --no-print-directory build || status=$?
+  wait "$builder" || true
+  builder=
+  cat "$folder/builds"
+  echo "== builds: $((SECONDS - start)) s"
+  return "$status"
+}
+
 all_operations() {
   GGML_BACKEND_PATH=$(realpath "$target/release/libggml-moe.so") GGML_MOE=inner=CPU \
     "$(tests/stock/stock.sh path)/test-backend-ops" test -b MoE0 -j 2
@@ -40,17 +63,20 @@ all_operations() {
 
 case ${1:-all} in
   all)
+    build_everything
     # The driver suite over ggml's own functions needs the stock libraries; the one over CUDA needs a GPU (tests/gpu).
     GGML_MOE_STOCK=$(tests/stock/stock.sh path)
     export GGML_MOE_STOCK
     rust_tests "unit tests" --lib --bins -- --include-ignored --skip suite::cuda --skip cuda::survey
     rust_tests "documentation tests" --doc
-    # Each file of tests/ is a program; the one against stock hosts measures time and wants the machine for itself.
+    # Each file of tests/ is a program.
     for file in tests/*.rs; do
       name=$(basename "$file" .rs)
       [ "$name" = hosts ] || rust_tests "$name" --test "$name"
     done
-    rust_tests "stock hosts" --test hosts -- --test-threads=1
+    mapfile -t others < <(printf -- '--skip\n%s\n' "${alone[@]}")
+    rust_tests "stock hosts" --test hosts -- --test-threads=3 "${others[@]}"
+    rust_tests "stock hosts, one at a time" --test hosts -- --test-threads=1 "${alone[@]}"
     counted "address sanitizer" tests/asan.sh
     counted "model of the thread team" tests/loom/run.sh
     # 12 seconds for each of the six targets.

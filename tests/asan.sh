@@ -4,6 +4,7 @@
 # skipped.
 #
 #   asan.sh [test name]   all cases, or those whose test name holds the word
+#   asan.sh --build       only builds what they need
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -25,6 +26,8 @@ library_dir=${CARGO_TARGET_DIR:-$root/target}/asan
 echo "asan: building the plugin with nightly" >&2
 GGML_MOE_SANITIZE=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" CARGO_TARGET_DIR=$library_dir \
   cargo +nightly build --quiet --lib --target "$target"
+
+[ "${1:-}" != --build ] || exit 0
 
 export GGML_MOE_LIBRARY=$library_dir/$target/debug/libggml_moe.so
 # Each takes ten times as long here.

@@ -1,7 +1,8 @@
 //! Gates: the plugin in stock llama.cpp hosts, compared with the same hosts without it. ggml's CPU backend is the inner
 //! device, so every result can be asked to be equal: the same kernels, the same threads, the same order.
 //!
-//! `make stock` first, then `cargo test --test hosts -- --test-threads=1`: the tests share two cores and measure time.
+//! `make stock` first, then `cargo test --test hosts -- --test-threads=1`. Tests may run side by side, but for those that measure time or memory:
+//! `.ci/test.sh` names them and runs them one at a time.
 #![expect(
     clippy::expect_used,
     clippy::panic,

@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# Fuzzes everything in src/ that reads bytes from outside: run.sh SECONDS [TARGET...], so many seconds each target.
+# Fuzzes everything in src/ that reads bytes from outside, a target on each processor:
+#
+#   run.sh SECONDS [TARGET...]   so many seconds each target
+#   run.sh --build               only builds the targets
+#
 # Needs a nightly Rust toolchain, clang or g++, and the crate libfuzzer-sys; without them it says so and counts as skipped.
 # New inputs go to the target folder; one that breaks a rule stays there and is named. It belongs into tests/fuzz/corpus/ with its fix.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root/tests/fuzz"
-seconds=${1:?usage: run.sh SECONDS [TARGET...]}
+seconds=${1:?usage: run.sh SECONDS [TARGET...], or run.sh --build}
 shift
 targets=("$@")
 [ $# -gt 0 ] || targets=(settings request memory names ids gguf)
@@ -35,16 +39,28 @@ coverage+=" -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-cove
 GGML_MOE_SANITIZE=1 RUSTFLAGS="$coverage -Zsanitizer=address -Ccodegen-units=1" CARGO_TARGET_DIR=$out \
   cargo +nightly build --quiet --locked --release --bins --target "$host"
 
+[ "$seconds" != --build ] || exit 0
+
+fuzz() { # target
+  mkdir -p "$out/corpus/$1" "$out/artifacts/$1"
+  "$out/$host/release/$1" -max_total_time="$seconds" -timeout=5 -rss_limit_mb=1024 -max_len=1024 -use_value_profile=1 \
+    -artifact_prefix="$out/artifacts/$1/" "$out/corpus/$1" "corpus/$1" > "$out/$1.log" 2>&1 || echo "exit status $?" >> "$out/$1.failed"
+}
+
+for target in "${targets[@]}"; do
+  rm -f "$out/$target.failed"
+  # One starts where another ends.
+  [ "$(jobs -rp | wc -l)" -lt "$(nproc)" ] || wait -n
+  fuzz "$target" &
+done
+wait
 passed=0 failed=0
 for target in "${targets[@]}"; do
-  mkdir -p "$out/corpus/$target" "$out/artifacts/$target"
-  log=$out/$target.log
-  if "$out/$host/release/$target" -max_total_time="$seconds" -timeout=5 -rss_limit_mb=1024 -max_len=1024 -use_value_profile=1 \
-    -artifact_prefix="$out/artifacts/$target/" "$out/corpus/$target" "corpus/$target" > "$log" 2>&1; then
+  if [ ! -e "$out/$target.failed" ] && line=$(grep '^Done ' "$out/$target.log"); then
     passed=$((passed + 1))
-    echo "fuzz: $target: $(sed -n 's/^Done \([0-9]*\) runs in \([0-9]*\).*/\1 inputs in \2 s/p' "$log")"
+    echo "fuzz: $target: $(sed -n 's/^Done \([0-9]*\) runs in \([0-9]*\).*/\1 inputs in \2 s/p' <<< "$line")"
   else
-    tail -n 30 "$log"
+    tail -n 30 "$out/$target.log"
     echo "fuzz: $target: FAILED"
     failed=$((failed + 1))
   fi

@@ -3,13 +3,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::summary::largest;
 use crate::support::gguf::Header;
 use crate::support::process::{Finished, run};
 use crate::support::stock::{OVER_CPU, Side, command, folder, load_all_backends, model_host, program};
-use crate::support::{kept_folder, text};
+use crate::support::{Computed, kept_folder, making, text};
 
 /// The models are the same on every machine and in every run.
 const SEED: &str = "1";
@@ -40,8 +41,9 @@ fn stock_test_passes_on_our_device() {
     assert!(largest(&finished.log(), "blocks") > 0, "{}", finished.report("no MoE block ran on MoE0"));
 }
 
-/// Makes a folder of models once: `make` fills an empty one, and only a complete one gets its name.
-fn models(name: &str, make: impl FnOnce(&Path)) -> Vec<PathBuf> {
+/// Makes a folder of models once, one test at a time: `make` fills an empty one, and only a complete one gets its name.
+fn models(kind: &'static Mutex<()>, name: &str, make: impl FnOnce(&Path)) -> Vec<PathBuf> {
+    let _making = making(kind);
     // The stock build is in the name: other sources write other models.
     let build = folder().parent().and_then(Path::file_name).and_then(|name| name.to_str()).expect("the stock folder");
     let complete = kept_folder("models").join(format!("{name}-{build}"));
@@ -62,7 +64,8 @@ fn models(name: &str, make: impl FnOnce(&Path)) -> Vec<PathBuf> {
 
 /// The MoE models of test-llama-archs, in F32 as it writes them.
 pub(crate) fn plain_models() -> Vec<PathBuf> {
-    models("plain", |folder| {
+    static PLAIN: Mutex<()> = Mutex::new(());
+    models(&PLAIN, "plain", |folder| {
         test_llama_archs(Side::Stock, &["-o", text(folder)]);
         for entry in fs::read_dir(folder).expect("models were written") {
             let path = entry.expect("models were written").path();
@@ -80,7 +83,9 @@ pub(crate) fn k_quantized_models() -> (Vec<PathBuf>, [&'static str; 1]) {
 
 /// The same models through llama-quantize, which takes another type where a shape does not allow the one asked for.
 fn quantized_models(kind: &str) -> Vec<PathBuf> {
-    models(kind, |folder| {
+    // Made of the plain ones, whose lock is another.
+    static QUANTIZED: Mutex<()> = Mutex::new(());
+    models(&QUANTIZED, kind, |folder| {
         for path in plain_models() {
             let output = folder.join(path.file_name().expect("a file"));
             let mut quantize = program("llama-quantize", Side::Stock);
@@ -97,6 +102,12 @@ fn logits(side: Side<'_>, devices: &str, model: &Path) -> (Option<Vec<u8>>, Fini
     let finished = run(&mut command, Duration::from_secs(60));
     let bytes = fs::read(output.path()).expect("the logits");
     (finished.status.success().then_some(bytes), finished)
+}
+
+/// What stock alone gives for a model: several tests compare with it.
+fn stock_logits(model: &Path) -> (Option<Vec<u8>>, Finished) {
+    static STOCK: Computed<(Option<Vec<u8>>, Finished)> = Computed::new();
+    STOCK.get(text(model).to_owned(), || logits(Side::Stock, "cpu", model))
 }
 
 /// What is wrong with a model on our device; nothing, if all is right.
@@ -134,10 +145,10 @@ pub(crate) fn equal_with(side: Side<'_>, models: &[PathBuf], unable: &[&str]) ->
     let (mut wrong, mut cached) = (Vec::new(), 0);
     for model in models {
         let name = model.file_stem().and_then(|name| name.to_str()).expect("a file");
-        match logits(Side::Stock, "cpu", model) {
+        match &stock_logits(model) {
             (Some(stock), _) if !unable.contains(&name) => {
                 wrong.extend(
-                    faults(side, name, model, &stock, &mut cached).iter().map(|fault| format!("{name}: {fault}")),
+                    faults(side, name, model, stock, &mut cached).iter().map(|fault| format!("{name}: {fault}")),
                 );
             }
             (Some(_), _) => wrong.push(format!("{name}: stock runs it after all; take it off the list")),

@@ -3,12 +3,13 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::support::gguf::{Tensor, Writer};
 use crate::support::process::run;
 use crate::support::stock::{OVER_CPU, Side, command, model_host};
-use crate::support::{kept_folder, text};
+use crate::support::{kept_folder, making, text};
 
 /// ggml's numbers of the types used here, each with its values per block and bytes per block.
 const F32: (u32, (u64, u64)) = (0, (1, 4));
@@ -23,6 +24,8 @@ const VOCABULARY: u32 = 512;
 
 /// A MoE model of about 1 GiB with meaningless weights, written once and kept.
 fn large_model() -> PathBuf {
+    static MODEL: Mutex<()> = Mutex::new(());
+    let _making = making(&MODEL);
     let path = kept_folder("models").join(format!("large-{LAYERS}x{EXPERTS}.gguf"));
     if !path.is_file() {
         let part = path.with_extension("part");

@@ -36,7 +36,8 @@ fn add_id() {
 
 #[test]
 fn get_rows() {
-    operation("GET_ROWS", ".", 200);
+    // Without the tables of 80,000 rows, which take longer to fill than all others together; `make test-full` has them.
+    operation("GET_ROWS", r"m=\d{1,4},", 200);
 }
 
 #[test]

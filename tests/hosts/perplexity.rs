@@ -5,19 +5,26 @@ use std::time::Duration;
 use crate::summary::{largest, ran_in_blocks};
 use crate::support::process::{Finished, run};
 use crate::support::stock::{OVER_CPU, Side, tool};
-use crate::support::{fixture, fixture_model, text};
+use crate::support::{Computed, fixture, fixture_model, text};
 
 /// Runs llama-perplexity over the first chunks of the held-out text.
 pub(crate) fn perplexity(side: Side<'_>, threads: u32, chunks: u32, more: &[&str]) -> Finished {
     perplexity_within(Duration::from_secs(120), side, threads, chunks, more)
 }
 
-/// The same with another time limit; 0 chunks are all of the text.
+/// The same with another time limit; 0 chunks are all of the text. What stock alone gives for the same arguments is computed once: many tests
+/// compare with it.
 pub(crate) fn perplexity_within(limit: Duration, side: Side<'_>, threads: u32, chunks: u32, more: &[&str]) -> Finished {
+    static STOCK: Computed<Finished> = Computed::new();
     let chunks = if chunks == 0 { "-1".to_owned() } else { chunks.to_string() };
     let mut command = tool("llama-perplexity", side, &fixture_model(), threads);
     command.args(["-f", text(&fixture("eval.txt")), "-c", "512", "--chunks", &chunks]).args(more);
-    run(&mut command, limit).success()
+    let name = format!("{command:?}");
+    let mut compute = || run(&mut command, limit).success();
+    match side {
+        Side::Stock => STOCK.get(name, compute),
+        Side::Plugin { .. } => compute(),
+    }
 }
 
 /// The figures of all chunks, then the final one with its error.

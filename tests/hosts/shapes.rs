@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::architectures;
@@ -12,7 +13,7 @@ use crate::perplexity::figures;
 use crate::summary::largest;
 use crate::support::process::{Finished, run};
 use crate::support::stock::{Side, tool};
-use crate::support::{fixture, kept_folder, package, text};
+use crate::support::{fixture, kept_folder, making, package, text};
 
 const LIKE_GPT_OSS: [&str; 16] = [
     "--arch", "gpt-oss", "--layers", "4", "--embd", "256", "--ff", "128", "--heads", "4", "--kv", "2", "--hd", "64",
@@ -43,6 +44,8 @@ const LIKE_DEEPSEEK: [&str; 20] = [
 
 /// Makes a model, again when the script is newer.
 pub(crate) fn model(name: &str, shape: &[&str]) -> PathBuf {
+    static MODELS: Mutex<()> = Mutex::new(());
+    let _making = making(&MODELS);
     let script = package().join("tests/gpu/synth_moe.py");
     let path = kept_folder("models").join(format!("{name}.gguf"));
     let time = |path: &PathBuf| path.metadata().and_then(|data| data.modified()).ok();

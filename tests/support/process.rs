@@ -18,7 +18,7 @@ pub const BUSY: u32 = 5;
 const POLL: Duration = Duration::from_millis(5);
 
 /// What a finished child left behind.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Finished {
     /// The command line, for reports.
     pub command: String,
