@@ -5,6 +5,12 @@
 //! `make stock stock-matrix` first, then `cargo test --test preload -- --test-threads=1`.
 #![expect(clippy::expect_used, clippy::panic, reason = "a test reports by panicking")]
 
+#[path = "preload/downloads.rs"]
+mod downloads;
+#[path = "preload/hub.rs"]
+mod hub;
+#[path = "preload/memory.rs"]
+mod memory;
 #[path = "preload/planned.rs"]
 mod planned;
 #[path = "hosts/summary.rs"]
@@ -158,8 +164,7 @@ fn the_launcher_equals_stock() {
 }
 
 /// The server of another release that others have built.
-#[test]
-fn the_server_of_b10434_equals_stock() {
+fn older_server() -> Command {
     let matrix = |arguments: &[&str]| {
         let script = support::package().join("tests/stock/matrix.sh");
         run(Command::new(script).args(arguments), LIMIT).success().stdout
@@ -167,12 +172,18 @@ fn the_server_of_b10434_equals_stock() {
     let list = matrix(&["list"]);
     let line = list.lines().find(|line| line.split_whitespace().next() == Some("b10434")).expect("the matrix has it");
     let folder = Path::new(line.split_whitespace().nth(2).expect("a folder"));
+    let mut command = command(&folder.join("llama-server"), Side::Stock);
+    if let Some(folder) = matrix(&["cpu", "b10434"]).lines().next() {
+        command.env("LD_LIBRARY_PATH", folder);
+    }
+    command
+}
+
+#[test]
+fn the_server_of_b10434_equals_stock() {
     let make = || {
-        let mut command = command(&folder.join("llama-server"), Side::Stock);
+        let mut command = older_server();
         command.args(["-m", text(&fixture_model()), "-nr", "-t", "2"]);
-        if let Some(folder) = matrix(&["cpu", "b10434"]).lines().next() {
-            command.env("LD_LIBRARY_PATH", folder);
-        }
         command
     };
     let (stock, _) = ask(make(), &[]);
