@@ -198,7 +198,7 @@ fn of_host(checks: &mut Checks, library: Option<&Path>, folder: Option<&Path>) {
             let why = lines.iter().rfind(|line| !line.starts_with("version ")).cloned();
             let why = why.unwrap_or_else(|| "it loaded no backend from GGML_BACKEND_PATH".to_owned());
             let help = if is_plugin(library) {
-                "use a release of docs/hosts.md, built with -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON"
+                "use a release of docs/hosts.md, built with -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF"
             } else {
                 "the file is not the plugin: build it with `make`, or name it with --plugin"
             };
@@ -264,7 +264,7 @@ fn of_driver(checks: &mut Checks, survey: &Survey, slots: &[Slot], named: Option
             checks.bad(
                 &what,
                 words,
-                "the plugin's kernels need 7.5 (Turing) or later; use --device CUDA without the plugin on it",
+                "the plugin's kernels need 7.5 (Turing) or later; leave the card to llama.cpp alone",
             );
         } else if !card.maps {
             let help = "its memory cannot be mapped piece by piece, so the cache cannot change its size; a virtual machine's settings may hide it";
