@@ -402,7 +402,9 @@ fn help_is_printed() {
     let mut page = program("llama-server", Side::Stock);
     let finished = run(preload_plugin(&mut page).args(["--moe", "help"]), LIMIT).success();
     assert!(
-        finished.stdout.contains("\nvram-budget-mb ") && !finished.stdout.contains("debug-"),
+        finished.stdout.starts_with(concat!("ggml-moe ", env!("CARGO_PKG_VERSION"), ": settings"))
+            && finished.stdout.contains("\nvram-budget-mb ")
+            && !finished.stdout.contains("debug-"),
         "{}",
         finished.stdout
     );
@@ -413,6 +415,15 @@ fn help_is_printed() {
         let section = preloaded.stdout.strip_prefix(&stock.stdout).unwrap_or_else(|| panic!("{name}: another help"));
         assert!(section.contains("--moe KEY=VALUE"), "{name}: {section}");
     }
+    let version = |preloads: bool| {
+        let mut command = program("llama-server", Side::Stock);
+        if preloads {
+            preload_plugin(&mut command);
+        }
+        let finished = run(command.arg("--version"), LIMIT).success();
+        (finished.stdout, finished.stderr)
+    };
+    assert_eq!(version(true), version(false));
 }
 
 /// The device that is named is found without GGML_BACKEND_PATH, and beside another library in it.

@@ -1,5 +1,6 @@
 //! `ggml-moe doctor`: host, driver, cards, links, RAM and folders: what is wrong, and what to do.
 
+mod environment;
 mod machine;
 
 use std::path::{Path, PathBuf};
@@ -93,7 +94,8 @@ pub(crate) fn run(asked: &DoctorArguments) -> Result<Answer, CommandError> {
     let root = Path::new("/");
     let mut checks = Checks::default();
     let library = of_plugin(&mut checks, asked.plugin.as_deref());
-    of_host(&mut checks, library.as_deref(), asked.host_dir.as_deref());
+    let folder = of_host(&mut checks, library.as_deref(), asked.host_dir.as_deref());
+    environment::of_environment(&mut checks, folder.as_deref(), &|name| std::env::var(name).ok());
     let survey = cuda::survey();
     let slots = slots::read(root);
     of_driver(&mut checks, &survey, &slots, system::driver_release(root).as_deref());
@@ -148,8 +150,8 @@ fn of_plugin(checks: &mut Checks, named: Option<&Path>) -> Option<PathBuf> {
     }
 }
 
-/// Loads the plugin into a program of the host, in front of its processor, which needs no card.
-fn of_host(checks: &mut Checks, library: Option<&Path>, folder: Option<&Path>) {
+/// Loads the plugin into a program of the host, in front of its processor, which needs no card. Returns the program's folder.
+fn of_host(checks: &mut Checks, library: Option<&Path>, folder: Option<&Path>) -> Option<PathBuf> {
     let names = ["llama-server", "llama-bench", "llama-cli"];
     let Some(path) = names.into_iter().find_map(|name| program(name, None, folder).ok()) else {
         let place = folder.map_or_else(|| "PATH".to_owned(), |folder| folder.display().to_string());
@@ -158,16 +160,17 @@ fn of_host(checks: &mut Checks, library: Option<&Path>, folder: Option<&Path>) {
             "name the folder of your llama.cpp with --host-dir; it must be built with shared libraries (docs/hosts.md)";
         // A folder that was named must have one.
         checks.add("host", if folder.is_some() { State::Bad } else { State::Warn }, words, Some(help));
-        return;
+        return None;
     };
-    let Some(library) = library else { return };
+    let place = path.parent().map(Path::to_owned);
+    let Some(library) = library else { return place };
     let mut command = plain_command(&path);
     command.arg("--list-devices").env("GGML_BACKEND_PATH", library).env("GGML_MOE", "inner=CPU;log=debug");
     let done = match child::run(&mut command, PATIENCE) {
         Ok(done) => done,
         Err(error) => {
             checks.bad("host", format!("{}: {error}", path.display()), "it does not start on this system");
-            return;
+            return place;
         }
     };
     let lines = Plugin::read(&done.log()).lines;
@@ -205,6 +208,7 @@ fn of_host(checks: &mut Checks, library: Option<&Path>, folder: Option<&Path>) {
             checks.bad("host", format!("{} does not take the plugin: {why}", path.display()), help);
         }
     }
+    place
 }
 
 /// What a program of llama.cpp says of its release.
