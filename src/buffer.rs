@@ -419,7 +419,7 @@ impl Drop for Buffer {
         let (dense, cache) = (self.dense.load(Ordering::Relaxed), self.cache.load(Ordering::Relaxed));
         if dense + cache > 0 {
             log::debug(&format!(
-                "{}: freed a buffer with {} MiB of dense weights and {} MiB of cache",
+                "{}: freed a buffer with {} MiB of dense weights and {} MiB of KV",
                 self.device.label(),
                 dense >> 20,
                 cache >> 20

@@ -5,6 +5,12 @@
 //! `make stock stock-matrix` first, then `cargo test --test preload -- --test-threads=1`.
 #![expect(clippy::expect_used, clippy::panic, reason = "a test reports by panicking")]
 
+#[path = "preload/downloads.rs"]
+mod downloads;
+#[path = "preload/hub.rs"]
+mod hub;
+#[path = "preload/memory.rs"]
+mod memory;
 #[path = "preload/planned.rs"]
 mod planned;
 #[path = "hosts/summary.rs"]
@@ -158,8 +164,7 @@ fn the_launcher_equals_stock() {
 }
 
 /// The server of another release that others have built.
-#[test]
-fn the_server_of_b10434_equals_stock() {
+fn older_server() -> Command {
     let matrix = |arguments: &[&str]| {
         let script = support::package().join("tests/stock/matrix.sh");
         run(Command::new(script).args(arguments), LIMIT).success().stdout
@@ -167,12 +172,18 @@ fn the_server_of_b10434_equals_stock() {
     let list = matrix(&["list"]);
     let line = list.lines().find(|line| line.split_whitespace().next() == Some("b10434")).expect("the matrix has it");
     let folder = Path::new(line.split_whitespace().nth(2).expect("a folder"));
+    let mut command = command(&folder.join("llama-server"), Side::Stock);
+    if let Some(folder) = matrix(&["cpu", "b10434"]).lines().next() {
+        command.env("LD_LIBRARY_PATH", folder);
+    }
+    command
+}
+
+#[test]
+fn the_server_of_b10434_equals_stock() {
     let make = || {
-        let mut command = command(&folder.join("llama-server"), Side::Stock);
+        let mut command = older_server();
         command.args(["-m", text(&fixture_model()), "-nr", "-t", "2"]);
-        if let Some(folder) = matrix(&["cpu", "b10434"]).lines().next() {
-            command.env("LD_LIBRARY_PATH", folder);
-        }
         command
     };
     let (stock, _) = ask(make(), &[]);
@@ -391,7 +402,9 @@ fn help_is_printed() {
     let mut page = program("llama-server", Side::Stock);
     let finished = run(preload_plugin(&mut page).args(["--moe", "help"]), LIMIT).success();
     assert!(
-        finished.stdout.contains("\nvram-budget-mb ") && !finished.stdout.contains("debug-"),
+        finished.stdout.starts_with(concat!("ggml-moe ", env!("CARGO_PKG_VERSION"), ": settings"))
+            && finished.stdout.contains("\nvram-budget-mb ")
+            && !finished.stdout.contains("debug-"),
         "{}",
         finished.stdout
     );
@@ -402,6 +415,15 @@ fn help_is_printed() {
         let section = preloaded.stdout.strip_prefix(&stock.stdout).unwrap_or_else(|| panic!("{name}: another help"));
         assert!(section.contains("--moe KEY=VALUE"), "{name}: {section}");
     }
+    let version = |preloads: bool| {
+        let mut command = program("llama-server", Side::Stock);
+        if preloads {
+            preload_plugin(&mut command);
+        }
+        let finished = run(command.arg("--version"), LIMIT).success();
+        (finished.stdout, finished.stderr)
+    };
+    assert_eq!(version(true), version(false));
 }
 
 /// The device that is named is found without GGML_BACKEND_PATH, and beside another library in it.

@@ -1,5 +1,8 @@
 //! `ggml-moe doctor`: host, driver, cards, links, RAM and folders: what is wrong, and what to do.
 
+mod environment;
+mod machine;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +13,6 @@ use ggml_moe::machine::cuda::{self, Survey};
 use ggml_moe::machine::rates::{FILE_NAME, Rates};
 use ggml_moe::machine::slots::{self, Slot};
 use ggml_moe::machine::system;
-use ggml_moe::planner::Machine;
 use ggml_moe::planner::machine::slot_gbs;
 use serde_json::json;
 
@@ -22,7 +24,6 @@ use crate::plan;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The least compute capability that the kernels are made for.
 const LEAST_COMPUTE: u32 = 75;
-const GIB: u64 = 1 << 30;
 
 /// Options of `doctor`.
 #[derive(Args)]
@@ -93,16 +94,17 @@ pub(crate) fn run(asked: &DoctorArguments) -> Result<Answer, CommandError> {
     let root = Path::new("/");
     let mut checks = Checks::default();
     let library = of_plugin(&mut checks, asked.plugin.as_deref());
-    of_host(&mut checks, library.as_deref(), asked.host_dir.as_deref());
+    let folder = of_host(&mut checks, library.as_deref(), asked.host_dir.as_deref());
+    environment::of_environment(&mut checks, folder.as_deref(), &|name| std::env::var(name).ok());
     let survey = cuda::survey();
     let slots = slots::read(root);
-    of_driver(&mut checks, &survey, &slots);
+    of_driver(&mut checks, &survey, &slots, system::driver_release(root).as_deref());
     of_links(&mut checks, &survey, &slots);
     of_others(&mut checks, &survey);
-    let machine = system::read(root);
-    of_ram(&mut checks, root, &machine);
-    of_processors(&mut checks, root, &machine);
-    of_folder(&mut checks);
+    let found = system::read(root);
+    machine::of_ram(&mut checks, root, &found);
+    machine::of_processors(&mut checks, root, &found);
+    machine::of_folder(&mut checks);
     let good = checks.0.iter().all(|check| check.state != State::Bad);
     Ok(Answer { text: if asked.json { json(&checks) } else { text(&checks) }, good })
 }
@@ -117,10 +119,11 @@ fn text(checks: &Checks) -> String {
     }
     let count = |state: State| checks.0.iter().filter(|check| check.state == state).count();
     let (warnings, faults) = (count(State::Warn), count(State::Bad));
+    let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     out.push_str(&match (faults, warnings) {
         (0, 0) => "doctor: nothing is wrong\n".to_owned(),
-        (0, _) => format!("doctor: it works; {warnings} things may cost speed\n"),
-        _ => format!("doctor: {faults} things must be mended, {warnings} may cost speed\n"),
+        (0, _) => format!("doctor: nothing must be mended; {}\n", counted(warnings, "warning")),
+        _ => format!("doctor: {} must be mended; {}\n", counted(faults, "fault"), counted(warnings, "warning")),
     });
     out
 }
@@ -147,8 +150,8 @@ fn of_plugin(checks: &mut Checks, named: Option<&Path>) -> Option<PathBuf> {
     }
 }
 
-/// Loads the plugin into a program of the host, in front of its processor, which needs no card.
-fn of_host(checks: &mut Checks, library: Option<&Path>, folder: Option<&Path>) {
+/// Loads the plugin into a program of the host, in front of its processor, which needs no card. Returns the program's folder.
+fn of_host(checks: &mut Checks, library: Option<&Path>, folder: Option<&Path>) -> Option<PathBuf> {
     let names = ["llama-server", "llama-bench", "llama-cli"];
     let Some(path) = names.into_iter().find_map(|name| program(name, None, folder).ok()) else {
         let place = folder.map_or_else(|| "PATH".to_owned(), |folder| folder.display().to_string());
@@ -157,16 +160,17 @@ fn of_host(checks: &mut Checks, library: Option<&Path>, folder: Option<&Path>) {
             "name the folder of your llama.cpp with --host-dir; it must be built with shared libraries (docs/hosts.md)";
         // A folder that was named must have one.
         checks.add("host", if folder.is_some() { State::Bad } else { State::Warn }, words, Some(help));
-        return;
+        return None;
     };
-    let Some(library) = library else { return };
+    let place = path.parent().map(Path::to_owned);
+    let Some(library) = library else { return place };
     let mut command = plain_command(&path);
     command.arg("--list-devices").env("GGML_BACKEND_PATH", library).env("GGML_MOE", "inner=CPU;log=debug");
     let done = match child::run(&mut command, PATIENCE) {
         Ok(done) => done,
         Err(error) => {
             checks.bad("host", format!("{}: {error}", path.display()), "it does not start on this system");
-            return;
+            return place;
         }
     };
     let lines = Plugin::read(&done.log()).lines;
@@ -174,8 +178,15 @@ fn of_host(checks: &mut Checks, library: Option<&Path>, folder: Option<&Path>) {
     let version = lines.iter().find(|line| line.starts_with("version ")).cloned();
     match (offered, version) {
         (true, version) => {
-            let words = version.unwrap_or_else(|| "it loads the plugin".to_owned());
-            checks.ok("host", format!("{} loads the plugin: {words}", path.display()));
+            let release = release(&path).map_or_else(String::new, |release| format!(" ({release})"));
+            let words = version.as_deref().unwrap_or("it does not tell its version");
+            let words = format!("{}{release} loads the plugin: {words}", path.display());
+            let own = format!("version {},", env!("CARGO_PKG_VERSION"));
+            if version.is_some_and(|version| !version.starts_with(&own)) {
+                checks.warn("host", words, "this command is of another version: build both with `make`");
+            } else {
+                checks.ok("host", words);
+            }
         }
         (false, _) if done.status.is_none_or(|status| !status.success()) => checks.bad(
             "host",
@@ -189,16 +200,32 @@ fn of_host(checks: &mut Checks, library: Option<&Path>, folder: Option<&Path>) {
         (false, _) => {
             let why = lines.iter().rfind(|line| !line.starts_with("version ")).cloned();
             let why = why.unwrap_or_else(|| "it loaded no backend from GGML_BACKEND_PATH".to_owned());
-            checks.bad(
-                "host",
-                format!("{} does not take the plugin: {why}", path.display()),
-                "use a release of docs/hosts.md, built with -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON",
-            );
+            let help = if is_plugin(library) {
+                "use a release of docs/hosts.md, built with -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF"
+            } else {
+                "the file is not the plugin: build it with `make`, or name it with --plugin"
+            };
+            checks.bad("host", format!("{} does not take the plugin: {why}", path.display()), help);
         }
     }
+    place
 }
 
-fn of_driver(checks: &mut Checks, survey: &Survey, slots: &[Slot]) {
+/// What a program of llama.cpp says of its release.
+fn release(program: &Path) -> Option<String> {
+    let done = child::run(plain_command(program).arg("--version"), PATIENCE).ok()?;
+    let log = done.log();
+    let line = log.lines().find(|line| line.starts_with("version: "))?;
+    Some(line.chars().filter(|sign| !sign.is_control()).take(80).collect())
+}
+
+/// Whether a file holds what each build of the plugin does.
+fn is_plugin(path: &Path) -> bool {
+    const MARK: &[u8] = b"ggml-moe: ";
+    std::fs::read(path).is_ok_and(|bytes| bytes.windows(MARK.len()).any(|window| window == MARK))
+}
+
+fn of_driver(checks: &mut Checks, survey: &Survey, slots: &[Slot], named: Option<&str>) {
     let nvidia = slots.iter().filter(|slot| slot.vendor == 0x10de).count();
     let others = slots.iter().filter(|slot| matches!(slot.vendor, 0x1002 | 0x8086)).count();
     if !survey.present && nvidia == 0 {
@@ -209,7 +236,8 @@ fn of_driver(checks: &mut Checks, survey: &Survey, slots: &[Slot]) {
         checks.ok("gpu", words);
         return;
     }
-    let release = format!("CUDA {}.{}", survey.version / 1000, survey.version % 1000 / 10);
+    let named = named.map_or_else(String::new, |named| format!("release {named}, "));
+    let release = format!("{named}CUDA {}.{}", survey.version / 1000, survey.version % 1000 / 10);
     match &survey.fault {
         Some(fault) if survey.cards.is_empty() && survey.present && nvidia == 0 => {
             checks.ok("gpu", format!("there is no NVIDIA card that can be used ({fault})"));
@@ -240,7 +268,7 @@ fn of_driver(checks: &mut Checks, survey: &Survey, slots: &[Slot]) {
             checks.bad(
                 &what,
                 words,
-                "the plugin's kernels need 7.5 (Turing) or later; use --device CUDA without the plugin on it",
+                "the plugin's kernels need 7.5 (Turing) or later; leave the card to llama.cpp alone",
             );
         } else if !card.maps {
             let help = "its memory cannot be mapped piece by piece, so the cache cannot change its size; a virtual machine's settings may hide it";
@@ -311,75 +339,57 @@ fn of_others(checks: &mut Checks, survey: &Survey) {
     }
 }
 
-fn of_ram(checks: &mut Checks, root: &Path, machine: &Machine) {
-    let words = format!("{} MiB, {} free", machine.ram >> 20, machine.available >> 20);
-    match machine.limit {
-        Some(limit) if limit < machine.ram / 2 => checks.warn(
-            "ram",
-            format!("{words}; the control group allows {} MiB", limit >> 20),
-            "experts must fit it: raise the limit of the container, or take a smaller model",
-        ),
-        Some(limit) => checks.ok("ram", format!("{words}; the control group allows {} MiB", limit >> 20)),
-        None if machine.available < 4 * GIB => {
-            checks.warn("ram", words, "experts lie in RAM: close other programs");
-        }
-        None => checks.ok("ram", words),
-    }
-    let pinned = (machine.usable() / 4 * 3) >> 20;
-    let locked =
-        system::locked_limit(root).map_or_else(|| "no limit".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
-    checks.ok(
-        "pinning",
-        format!("up to {pinned} MiB (three quarters of the RAM; pin-budget-mb); ulimit -l is {locked}, which the CUDA driver is not bound by, but -lm mlock is"),
-    );
-    let huge = system::text(root, "/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    match huge.split(['[', ']']).nth(1) {
-        Some("never") => checks.warn(
-            "huge pages",
-            "off: reading experts misses the processor's address caches more often",
-            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root",
-        ),
-        Some(mode) => checks.ok("huge pages", mode.to_owned()),
-        None => checks.ok("huge pages", "the system does not tell"),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ggml_moe::machine::cuda::SurveyCard;
 
-fn of_processors(checks: &mut Checks, root: &Path, machine: &Machine) {
-    let info = system::text(root, "/proc/cpuinfo").unwrap_or_default();
-    let flags = info.lines().find_map(|line| line.strip_prefix("flags")).unwrap_or_default();
-    let words = format!("{} cores that this process may use", machine.cores);
-    if !flags.is_empty() && !flags.split_whitespace().any(|flag| flag == "avx2") {
-        checks.warn("processor", format!("{words}, without AVX2"), "experts that are not on a card will be slow");
-    } else {
-        checks.ok("processor", words);
+    fn card() -> SurveyCard {
+        let (name, bus) = ("A card".to_owned(), "0000:01:00.0".to_owned());
+        SurveyCard { name, bus, total: 24 << 30, compute: 89, maps: true, reads_host: true }
     }
-    if machine.nodes > 1 {
-        checks.warn(
-            "memory nodes",
-            format!("{}: threads of one read the memory of another at a fraction of the rate", machine.nodes),
-            "start the host with numactl --interleave=all, or on the card's node with --cpunodebind and --membind",
-        );
-    } else {
-        checks.ok("memory nodes", "one");
-    }
-}
 
-/// The folder in which the state file lies.
-fn of_folder(checks: &mut Checks) {
-    let Some(folder) = plan::cache_folder() else {
-        checks.warn("cache folder", "there is none: HOME is not set", "set HOME, LLAMA_CACHE or XDG_CACHE_HOME");
-        return;
-    };
-    let probe = folder.join(format!(".moe-doctor.{}", std::process::id()));
-    let written = std::fs::create_dir_all(&folder)
-        .and_then(|()| std::fs::write(&probe, ""))
-        .and_then(|()| std::fs::remove_file(&probe));
-    match written {
-        Ok(()) => checks.ok("cache folder", folder.display().to_string()),
-        Err(error) => checks.warn(
-            "cache folder",
-            format!("{}: {error}: what a model uses most is not remembered", folder.display()),
-            "make it writable, or name another with LLAMA_CACHE or the key state-file",
-        ),
+    fn slot() -> Slot {
+        let bus = "0000:01:00.0".to_owned();
+        Slot { bus, vendor: 0x10de, link: Some((16.0, 16)), most_lanes: Some(16), ..Slot::default() }
+    }
+
+    fn of_cards(survey: &Survey, slots: &[Slot]) -> Vec<Check> {
+        let mut checks = Checks::default();
+        of_driver(&mut checks, survey, slots, Some("550.1"));
+        of_links(&mut checks, survey, slots);
+        checks.0
+    }
+
+    #[test]
+    fn cards_and_their_links_are_told() {
+        let survey = |cards| Survey { present: true, version: 12040, fault: None, cards };
+        let states = |cards, slots: &[Slot]| -> Vec<&'static str> {
+            of_cards(&survey(cards), slots).iter().map(|check| check.state.name()).collect()
+        };
+        let good = of_cards(&survey(vec![card()]), &[slot()]);
+        assert_eq!(good[0].words, "release 550.1, CUDA 12.4");
+        assert!(good[2].words.starts_with("16 GT/s, 16 lanes: about 26"), "{}", good[2].words);
+        assert!(good.iter().all(|check| check.state == State::Ok && check.help.is_none()));
+        assert_eq!(states(vec![SurveyCard { compute: 70, ..card() }], &[slot()]), ["ok", "bad", "ok"]);
+        assert_eq!(states(vec![SurveyCard { maps: false, ..card() }], &[slot()]), ["ok", "warn", "ok"]);
+        assert_eq!(states(vec![SurveyCard { reads_host: false, ..card() }], &[slot()]), ["ok", "warn", "ok"]);
+        assert_eq!(states(vec![card()], &[Slot { link: Some((16.0, 4)), ..slot() }]), ["ok", "ok", "warn"]);
+        assert_eq!(states(vec![card()], &[]), ["ok", "ok", "ok"], "a virtual machine may not tell");
+        assert_eq!(states(Vec::new(), &[slot()]), ["bad"], "a card that the driver does not show");
+        let old = Survey { fault: Some("the driver is too old".to_owned()), ..survey(Vec::new()) };
+        assert_eq!(of_cards(&old, &[slot()])[0].state.name(), "bad");
+        assert_eq!(of_cards(&old, &[])[0].state.name(), "ok");
+        assert_eq!(of_cards(&Survey::default(), &[Slot { vendor: 0x1002, ..slot() }])[0].state.name(), "ok");
+    }
+
+    #[test]
+    fn the_last_line_counts() {
+        let mut checks = Checks::default();
+        assert_eq!(text(&checks), "doctor: nothing is wrong\n");
+        checks.warn("a", "b", "c");
+        assert!(text(&checks).ends_with("c\ndoctor: nothing must be mended; 1 warning\n"));
+        checks.bad("d", "e", "f");
+        assert!(text(&checks).ends_with("doctor: 1 fault must be mended; 1 warning\n"));
     }
 }

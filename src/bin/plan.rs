@@ -147,10 +147,18 @@ fn recorded(path: &Path) -> Result<Machine, CommandError> {
 /// The plan for flags on a machine.
 pub(crate) fn with(mut flags: Flags, mut machine: Machine) -> Result<Planned, CommandError> {
     let open = |path: &Path| Model::open(path).map_err(|error| Usage(format!("{}: {error}", path.display())));
-    let path = flags.model.as_deref().ok_or_else(|| Usage("no model; name it with -m FILE".to_owned()))?;
-    let model = open(path)?;
-    if let Some(path) = &flags.draft {
-        flags.usage.draft = Some(Draft { model: open(path)? });
+    let variable = |name: &str| std::env::var_os(name);
+    let path = flags.model_file(&variable).map_err(|missing| {
+        Usage(match missing.as_str() {
+            "" => "no model; name it with -m FILE".to_owned(),
+            missing => {
+                format!("{} is not downloaded yet; start a program of llama.cpp with it once", config::shown(missing))
+            }
+        })
+    })?;
+    let model = open(&path)?;
+    if let Some(path) = flags.draft_file(&variable) {
+        flags.usage.draft = Some(Draft { model: open(&path)? });
     }
     flags.usage.learned = learned::curve(&state(&flags), &model.shape);
     if !flags.devices.is_empty() {

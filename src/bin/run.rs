@@ -145,12 +145,22 @@ fn plan_of(path: &Path, words: &[String]) -> Result<String, String> {
     if flags.off {
         return Ok("the plugin is off (--moe off)\n".to_owned());
     }
-    if flags.model.is_none() {
-        let reason = if flags.fetched { "the program fetches the model itself" } else { "no model is named (-m)" };
-        return Err(format!("{reason}; the plugin decides when it is loaded"));
-    }
+    let file = flags.model_file(&|name| std::env::var_os(name)).map_err(|missing| {
+        let missing = config::shown(&missing);
+        let reason = if missing.is_empty() {
+            "no model is named (-m)".to_owned()
+        } else {
+            format!("{missing} is not downloaded yet")
+        };
+        format!("{reason}; the plugin decides when it is loaded")
+    })?;
+    let of_download = flags.fetched.as_ref().map(|download| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let (name, download) = (config::shown(&name), config::shown(download.name()));
+        format!("plan for {name}, which {download} was when it was downloaded\n")
+    });
     let planned = plan::with(flags, plan::machine_of(path).map_err(told)?).map_err(told)?;
-    Ok(table::short(&planned.plan))
+    Ok(of_download.unwrap_or_default() + &table::short(&planned.plan))
 }
 
 /// The arguments without ours. What is wrong with ours goes as well: the program would not know it.

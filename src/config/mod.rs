@@ -16,8 +16,9 @@ mod staging_keys;
 
 pub use experts::{ExpertSettings, ExpertsFrom, PolicyOrder, StateFile};
 pub use keys::{KEYS, Key, markdown};
+pub use parse::shown;
 pub use parse::{Notice, parse};
-pub(crate) use parse::{gives, shown, turns_line};
+pub(crate) use parse::{gives, turns_line};
 pub use staging_keys::Staging;
 
 /// How much the plugin tells. Lines up to this detail are shown; the rest follows the host's own filter.

@@ -56,7 +56,7 @@ impl fmt::Display for Notice {
 }
 
 /// User text made fit for one log line: nothing that breaks or turns the line, and cut.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     const LONGEST: usize = 60;
     let mut line: String = text.chars().take(LONGEST).map(|c| if turns_line(c) { '?' } else { c }).collect();
     if text.chars().nth(LONGEST).is_some() {

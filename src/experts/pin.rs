@@ -164,7 +164,7 @@ impl Shared {
                         return log::info(&format!("{}: experts are copied when used: {reason}", self.device.label()));
                     }
                     let hint = format!(
-                        "pinning was refused ({error}); raise the limit of locked memory (ulimit -l) or set pin-budget-mb"
+                        "pinning was refused ({error}): the RAM, a container's limit, or Windows below WSL allows no more; raise that, or set pin-budget-mb"
                     );
                     return self.tell(pinned, whole, &hint);
                 }

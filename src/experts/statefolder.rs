@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::config::StateFile;
+use crate::model::downloads::plain_folder;
 
 /// The name of the file.
 pub const FILE_NAME: &str = "moe-state.ini";
@@ -18,12 +19,7 @@ pub fn path(setting: Option<&StateFile>, variable: impl Fn(&str) -> Option<OsStr
         Some(StateFile::At(path)) => return Some(path.clone()),
         None => {}
     }
-    let folder = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = folder("LLAMA_CACHE").or_else(|| {
-        let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
-        Some(caches?.join("llama.cpp"))
-    });
-    Some(cache?.join(FILE_NAME))
+    Some(plain_folder(&variable)?.join(FILE_NAME))
 }
 
 #[cfg(test)]

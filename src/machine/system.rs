@@ -75,11 +75,21 @@ pub fn read(root: &Path) -> Machine {
     }
 }
 
-/// The limit of locked memory of this process, in bytes; `None` is none.
+/// The limit of locked memory of this process, in bytes; the largest number is no limit.
 pub fn locked_limit(root: &Path) -> Option<u64> {
     let limits = text(root, "/proc/self/limits")?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
-    line.split_whitespace().next()?.parse().ok()
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(u64::MAX),
+        bytes => bytes.parse().ok(),
+    }
+}
+
+/// The release of NVIDIA's driver, as its kernel module tells it.
+pub fn driver_release(root: &Path) -> Option<String> {
+    let version = text(root, "/proc/driver/nvidia/version")?;
+    let is_release = |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
+    version.lines().next()?.split_whitespace().find(is_release).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -92,6 +102,17 @@ mod tests {
         assert_eq!(numbers("x,5-3,0-99999999"), Vec::<u32>::new());
         assert_eq!(meminfo("MemTotal: 2 kB\n", "MemTotal"), Some(2048));
         assert_eq!(meminfo("MemTotal: 2 pages\nHugePages_Total: 3", "MemTotal"), None);
+    }
+
+    #[test]
+    fn the_driver_s_release_is_read() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(driver_release(root.path()), None);
+        let folder = root.path().join("proc/driver/nvidia");
+        std::fs::create_dir_all(&folder).unwrap();
+        let line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\nGCC version:  gcc version 12.2.0\n";
+        std::fs::write(folder.join("version"), line).unwrap();
+        assert_eq!(driver_release(root.path()).as_deref(), Some("580.95.05"));
     }
 
     #[test]

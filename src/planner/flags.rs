@@ -11,6 +11,7 @@ use super::choose::LoadMode;
 use super::usage::Usage;
 use crate::arguments;
 use crate::config::{self, CacheSize};
+use crate::model::downloads::{Download, Variable};
 use crate::model::types::TYPES;
 
 /// What the flags say.
@@ -18,10 +19,14 @@ use crate::model::types::TYPES;
 pub struct Flags {
     /// The model.
     pub model: Option<PathBuf>,
-    /// Whether the model is fetched by the host (`-hf`, `-mu`), so that its header cannot be read before.
-    pub fetched: bool,
+    /// What the host fetches as the model (`-hf`, `-mu`, `-dr`). It beats a file that is named, which is the place of what `-mu` fetches.
+    pub fetched: Option<Download>,
+    /// The name of its file (`-hff`).
+    pub fetched_file: Option<String>,
     /// The draft model.
     pub draft: Option<PathBuf>,
+    /// What the host fetches as the draft model.
+    pub fetched_draft: Option<Download>,
     /// Devices by name.
     pub devices: Vec<String>,
     /// Settings of the plugin (`--moe`).
@@ -33,10 +38,13 @@ pub struct Flags {
 }
 
 /// Flags and their variables: names, the variable, whether a value follows.
-const KNOWN: [(&[&str], &str, bool); 24] = [
+const KNOWN: [(&[&str], &str, bool); 27] = [
     (&["-m", "--model"], "LLAMA_ARG_MODEL", true),
     (&["-hf", "-hfr", "--hf-repo"], "LLAMA_ARG_HF_REPO", true),
+    (&["-hff", "--hf-file"], "LLAMA_ARG_HF_FILE", true),
     (&["-mu", "--model-url"], "LLAMA_ARG_MODEL_URL", true),
+    (&["-dr", "--docker-repo"], "LLAMA_ARG_DOCKER_REPO", true),
+    (&["-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"], "LLAMA_ARG_SPEC_DRAFT_HF_REPO", true),
     (&["-md", "--model-draft", "--spec-draft-model"], "LLAMA_ARG_SPEC_DRAFT_MODEL", true),
     (&["-c", "--ctx-size"], "LLAMA_ARG_CTX_SIZE", true),
     (&["-np", "--parallel"], "LLAMA_ARG_N_PARALLEL", true),
@@ -99,13 +107,36 @@ pub fn read(words: &[String], server: bool, variable: impl Fn(&str) -> Option<St
 }
 
 impl Flags {
+    /// The model's file: the one that is named, or what was fetched before. `Err` names what is not there yet, or is empty if nothing is named.
+    pub fn model_file(&self, variable: Variable<'_>) -> Result<PathBuf, String> {
+        match &self.fetched {
+            Some(download) => download
+                .file(self.fetched_file.as_deref(), self.model.as_deref(), variable)
+                .ok_or_else(|| download.name().to_owned()),
+            None => self.model.clone().ok_or_else(String::new),
+        }
+    }
+
+    /// The draft model's file, if there is one and it is there.
+    pub fn draft_file(&self, variable: Variable<'_>) -> Option<PathBuf> {
+        let fetched = || self.fetched_draft.as_ref()?.file(None, None, variable);
+        self.draft.clone().or_else(fetched)
+    }
+
     fn set(&mut self, name: &str, value: &str) {
         let number = value.parse::<u64>().ok();
+        let text = Some(value.to_owned()).filter(|text| !text.is_empty());
         let usage = &mut self.usage;
         let kind = || TYPES.iter().find(|kind| kind.name == value).map(|kind| (kind.values, kind.bytes));
         match name {
-            "-m" => self.model = Some(value.into()).filter(|_| !value.is_empty()),
-            "-hf" | "-mu" => self.fetched = true,
+            "-m" => self.model = text.map(PathBuf::from),
+            "-hf" => self.fetched = text.map(Download::Repository),
+            "-hff" => self.fetched_file = text,
+            // A repository beats both.
+            "-mu" | "-dr" if matches!(self.fetched, Some(Download::Repository(_))) => {}
+            "-mu" => self.fetched = text.map(Download::Address),
+            "-dr" => self.fetched = text.map(Download::Image),
+            "-hfd" => self.fetched_draft = text.map(Download::Repository),
             "-md" => self.draft = Some(value.into()),
             // 0 is what the model was trained for.
             "-c" => usage.context = number.filter(|number| *number > 0),
@@ -192,7 +223,7 @@ mod tests {
         assert_eq!(usage.load, Some(LoadMode::Read));
         assert_eq!(of("-ngl auto").usage.layers, None);
         assert_eq!(of("-cmoe").usage.cpu_experts, Some(u64::MAX));
-        assert!(of("-hf a/b").fetched && of("-ot x=CPU").usage.by_hand);
+        assert!(of("-ot x=CPU").usage.by_hand);
         assert_eq!(of("-c 0 -m").usage.context, None);
     }
 
@@ -215,6 +246,22 @@ mod tests {
         assert!(of("--fork off").off);
         assert_eq!(of("--moe-expert-cache=4").settings, ["moe-expert-cache=4"]);
         assert_eq!(of("--ctx_size 9").usage.context, Some(9));
+    }
+
+    #[test]
+    fn what_is_fetched_is_told_apart() {
+        let fetched = |words: &str| of(words).fetched;
+        assert_eq!(fetched("-m x"), None);
+        let repository = Some(Download::Repository("a/b:Q8_0".to_owned()));
+        assert_eq!(fetched("-hf a/b:Q8_0 -mu http://x -m y"), repository);
+        assert_eq!(fetched("-mu http://x -hf a/b:Q8_0"), repository);
+        assert_eq!(fetched("-dr c"), Some(Download::Image("c".to_owned())));
+        let flags = of("-mu http://x/z.gguf -m /no/such.gguf -hfd a/d -hff f");
+        assert_eq!(flags.model_file(&|_| None), Err("http://x/z.gguf".to_owned()));
+        assert_eq!(flags.fetched_draft, Some(Download::Repository("a/d".to_owned())));
+        assert_eq!((flags.fetched_file.as_deref(), flags.draft_file(&|_| None)), (Some("f"), None));
+        assert_eq!(of("-m x").model_file(&|_| None), Ok("x".into()));
+        assert_eq!(of("-c 5").model_file(&|_| None), Err(String::new()));
     }
 
     #[test]

@@ -115,7 +115,10 @@ impl Decision {
         if fits {
             return Self::off(format!("{name} fits: {sizes}; llama.cpp runs as without ggml-moe"));
         }
-        let mut line = format!("on for {name}: {sizes}; its {} MiB of experts stay in RAM", mib(experts));
+        // What fits by the sum alone does not with what llama.cpp leaves free on each card, or not in whole layers.
+        let close = advice.is_some_and(|advice| advice.need.max(weights) <= free);
+        let margin = if close { ", too little with a margin on each card" } else { "" };
+        let mut line = format!("on for {name}: {sizes}{margin}; its {} MiB of experts stay in RAM", mib(experts));
         let open = wishes.explicit.batch.is_none();
         let planned = advice.and_then(|advice| advice.batch.as_ref()).filter(|_| open && !wishes.states_passes);
         let pass_tokens = match (wishes.pass_tokens.filter(|_| open), planned) {
@@ -228,6 +231,12 @@ mod tests {
         assert_eq!(
             helped.line,
             "on for m: 150 MiB with 4096 tokens of context, 120 MiB free on MoE0 (CUDA0); its 90 MiB of experts stay in RAM; passes of 2048 tokens (so); the file is mapped (large.)"
+        );
+        let close = of(&Wishes::default(), Call::default(), &Advice { need: 110 << 20, ..advice.clone() });
+        assert!(
+            close.line.contains(", 120 MiB free on MoE0 (CUDA0), too little with a margin on each card; its"),
+            "{}",
+            close.line
         );
         let fits = of(&Wishes::default(), Call::default(), &Advice { fits: true, need: 110 << 20, ..advice.clone() });
         assert!(!fits.helps && fits.line.starts_with("off: m fits: 110 MiB with 4096 tokens"), "{}", fits.line);

@@ -59,8 +59,9 @@ pub(super) fn advice(
     if usage.batch.is_none() {
         usage.batch = if explicit.batch.is_some() { Some(512) } else { config.pass_tokens.map(u64::from) };
     }
-    if let Some(draft) = &flags.draft {
-        usage.draft = Model::open(draft).ok().map(|model| Draft { model });
+    // What the host fetches is there before it loads anything.
+    if let Some(draft) = flags.draft_file(&|name| std::env::var_os(name)) {
+        usage.draft = Model::open(&draft).ok().map(|model| Draft { model });
     }
     let state = statefolder::path(config.experts.state_file.as_ref(), |name| std::env::var_os(name));
     if let Some(text) = state.as_deref().and_then(|path| statestore::text(path).ok()) {

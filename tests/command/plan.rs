@@ -120,11 +120,32 @@ fn what_cannot_be_planned_is_told() {
     refused(&["plan", "--machine", MODEL, "-m", MODEL], 2, "tiny-docs-moe");
     refused(&["plan", "--machine", &machine, "-m", MODEL, "--moe", "cach=1"], 2, "cache");
     refused(&["plan", "-m", MODEL, "--host-dir", "/no/such"], 2, "no such program");
+    refused(&["plan", "--machine", &machine, "--", "-hf", "them/docs"], 2, "them/docs is not downloaded yet");
     place.write("small.json", r#"{"ram_mib": 900}"#);
     let small = place.path("small.json");
     let output = place.call(&["plan", "--machine", &small, "-m", MODEL, "--", "-lm", "none"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).contains("do not fit the 900 MiB of RAM"), "{}", text(&output.stdout));
+}
+
+/// What llama.cpp has fetched is planned with as its own command line names it.
+#[test]
+fn a_fetched_model_is_planned_with() {
+    let place = Place::new();
+    let repository = place.folder.path().join("cache/models--them--docs");
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    fs::create_dir_all(repository.join("refs")).expect("a folder");
+    fs::write(repository.join("refs/main"), commit).expect("written");
+    let snapshot = repository.join("snapshots").join(commit);
+    fs::create_dir_all(&snapshot).expect("a folder");
+    std::os::unix::fs::symlink(MODEL, snapshot.join("docs-Q4_K_M.gguf")).expect("a link");
+    let machine = place.path("machine.json");
+    let of = |name: &str| {
+        let output = place.call(&["plan", "--machine", &machine, "--", "-hf", name, "-c", "512"]);
+        (output.status.code(), text(&output.stdout).contains("6 layers, experts 12 MiB"))
+    };
+    assert_eq!((of("them/docs"), of("them/docs:q4_k_m")), ((Some(0), true), (Some(0), true)));
+    assert_eq!(of("them/docs:Q8_0"), (Some(2), false));
 }
 
 /// A host that lists a card; the machine around it is the real one.

@@ -39,8 +39,13 @@ impl Server {
 
     /// Starts a prepared command line on a free port and waits for nothing.
     pub fn launch(command: &mut Command) -> Self {
+        Self::launch_online(command.arg("--offline"))
+    }
+
+    /// The same for a server that may fetch its model.
+    pub fn launch_online(command: &mut Command) -> Self {
         let port = Port::hold();
-        command.args(["--host", "127.0.0.1", "--port", &port.number().to_string(), "--offline"]);
+        command.args(["--host", "127.0.0.1", "--port", &port.number().to_string()]);
         Self { process: Running::start(command), port }
     }
 
