@@ -91,7 +91,10 @@ fn tell_notices() {
     static TOLD: Once = Once::new();
     let (_, notices) = SETTINGS.get_or_init(settings);
     TOLD.call_once(|| {
-        notices.iter().take(MOST_NOTICES).for_each(|notice| log::error(&notice.to_string()));
+        for notice in notices.iter().take(MOST_NOTICES) {
+            let line = notice.to_string();
+            if notice.is_fault() { log::error(&line) } else { log::notice(&line) }
+        }
         if notices.len() > MOST_NOTICES {
             log::error(&format!("GGML_MOE: {} more pieces are wrong", notices.len() - MOST_NOTICES));
         }

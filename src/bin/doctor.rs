@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use ggml_moe::bench::output::{self, Plugin};
+use ggml_moe::config;
 use ggml_moe::machine::cuda::{self, Survey};
 use ggml_moe::machine::rates::{FILE_NAME, Rates};
 use ggml_moe::machine::slots::{self, Slot};
@@ -103,6 +104,7 @@ pub(crate) fn run(asked: &DoctorArguments) -> Result<Answer, CommandError> {
     of_ram(&mut checks, root, &machine);
     of_processors(&mut checks, root, &machine);
     of_folder(&mut checks);
+    of_settings(&mut checks);
     let good = checks.0.iter().all(|check| check.state != State::Bad);
     Ok(Answer { text: if asked.json { json(&checks) } else { text(&checks) }, good })
 }
@@ -132,6 +134,18 @@ fn json(checks: &Checks) -> String {
         .map(|check| json!({"what": check.what, "state": check.state.name(), "words": check.words, "help": check.help}))
         .collect();
     format!("{:#}\n", json!({"version": env!("CARGO_PKG_VERSION"), "checks": list}))
+}
+
+/// The settings of the environment.
+fn of_settings(checks: &mut Checks) {
+    let Some(text) = std::env::var_os("GGML_MOE") else { return };
+    let (config, notices) = config::parse(&text.to_string_lossy());
+    if notices.is_empty() {
+        checks.ok("settings", format!("GGML_MOE sets {}", config.given.join(", ")));
+    }
+    for notice in notices {
+        checks.warn("settings", notice.to_string(), "`ggml-moe keys` lists the keys; the others of GGML_MOE hold");
+    }
 }
 
 fn of_plugin(checks: &mut Checks, named: Option<&Path>) -> Option<PathBuf> {

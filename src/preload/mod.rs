@@ -24,7 +24,7 @@ use crate::abi::llama::{
 };
 use crate::abi::slots::reg;
 use crate::arguments;
-use crate::config::{self, CacheSize};
+use crate::config;
 use crate::device::Mode;
 use crate::entry;
 use crate::model::gguf::{self, GgufError, Header};
@@ -70,13 +70,9 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
         llama::stop_preloading();
         return Some(found.kept);
     }
-    let mut settings = std::env::var_os("GGML_MOE").unwrap_or_default().to_string_lossy().into_owned();
     if !found.settings.is_empty() {
-        for setting in &found.settings {
-            // A continuation of the variable's last value is not meant.
-            settings.push(';');
-            settings.push_str(setting);
-        }
+        let settings = std::env::var_os("GGML_MOE").unwrap_or_default();
+        let settings = config::merged(&settings.to_string_lossy(), &found.settings);
         // The models of a router are loaded by programs that it starts: they read it there.
         llama::set_variable("GGML_MOE", &settings);
     }
@@ -94,7 +90,7 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
     let asked = Asked {
         wishes: Wishes {
             explicit: Explicit::read(&kept, &variable),
-            cache: config::gives(&settings, &["cache", "moe-expert-cache"]) && config.cache != CacheSize::Off,
+            cache: config.asks_for_cache(),
             pass_tokens: config.pass_tokens,
             // It prints the lengths that it was given.
             states_passes: words.first().is_some_and(|name| name.contains("llama-bench")),
