@@ -7,7 +7,6 @@
 //! Does not: know how llama.cpp passes things (`abi::llama` does).
 
 mod decision;
-mod explicit;
 mod help;
 mod planned;
 
@@ -27,6 +26,7 @@ use crate::arguments;
 use crate::config;
 use crate::device::Mode;
 use crate::entry;
+use crate::explicit::{self, Explicit};
 use crate::model::gguf::{self, GgufError, Header};
 use crate::model::moe::MoeShape;
 use crate::planner::{Advice, flags::Flags};
@@ -34,7 +34,6 @@ use crate::request::read_request;
 use crate::telemetry::log;
 
 use decision::{Call, Decision, Room, Wishes};
-use explicit::Explicit;
 
 /// What the process was asked for; only if this is a llama.cpp that was not told to do without us.
 static ASKED: OnceLock<Asked> = OnceLock::new();
