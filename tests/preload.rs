@@ -308,6 +308,11 @@ fn what_needs_no_help_gets_none() {
     let finished = run(preload_plugin(&mut named).args(HELP), LIMIT).success();
     one_decision(&finished, "ggml-moe: off: -dev was given");
     ran_in_blocks(&finished);
+    let mut placed = program("llama-bench", Side::Stock);
+    placed.args(["-m", text(&fixture_model()), "-t", "2", "-p", "8", "-n", "0", "-r", "1", "-v", "-dev", "MoE0"]);
+    let finished = run(preload_plugin(&mut placed).args(["-ncmoe", "2"]).args(HELP), LIMIT).success();
+    let line = "-ncmoe was given and is left alone, so there is no cache of experts; ask for one with --moe cache=auto";
+    assert_eq!(finished.lines_with(line).len(), 1, "{}", finished.report("a device that was named"));
 }
 
 /// A dense model, and `--moe off`: not even a line more than in stock's log, or the one that says why.

@@ -35,7 +35,7 @@ pub struct Flags {
 }
 
 /// Flags and their variables: names, the variable, whether a value follows.
-const KNOWN: [(&[&str], &str, bool); 24] = [
+const KNOWN: [(&[&str], &str, bool); 25] = [
     (&["-m", "--model"], "LLAMA_ARG_MODEL", true),
     (&["-hf", "-hfr", "--hf-repo"], "LLAMA_ARG_HF_REPO", true),
     (&["-mu", "--model-url"], "LLAMA_ARG_MODEL_URL", true),
@@ -49,6 +49,7 @@ const KNOWN: [(&[&str], &str, bool); 24] = [
     (&["-ngl", "--gpu-layers", "--n-gpu-layers"], "LLAMA_ARG_N_GPU_LAYERS", true),
     (&["-ncmoe", "--n-cpu-moe"], "LLAMA_ARG_N_CPU_MOE", true),
     (&["-cmoe", "--cpu-moe"], "LLAMA_ARG_CPU_MOE", false),
+    (&["-ncffn", "--n-cpu-ffn"], "LLAMA_ARG_N_CPU_FFN", true),
     (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR", true),
     (&["-ctk", "--cache-type-k"], "LLAMA_ARG_CACHE_TYPE_K", true),
     (&["-ctv", "--cache-type-v"], "LLAMA_ARG_CACHE_TYPE_V", true),
@@ -125,7 +126,7 @@ impl Flags {
             "-ngl" => usage.layers = if value == "all" { Some(u64::MAX) } else { number },
             "-ncmoe" => usage.cpu_experts = number,
             "-cmoe" => usage.cpu_experts = Some(u64::MAX),
-            "-ot" => usage.by_hand = true,
+            "-ot" | "-ncffn" => usage.by_hand = true,
             "-ctk" => usage.types[0] = kind().unwrap_or(usage.types[0]),
             "-ctv" => usage.types[1] = kind().unwrap_or(usage.types[1]),
             "-fa" => usage.flash = !matches!(value, "off" | "0" | "false" | "disabled"),
@@ -166,6 +167,7 @@ impl Flags {
         usage.pin_budget = config.pin_budget_mb.map(|mib| mib.saturating_mul(MIB));
         usage.threads = usage.threads.or(config.threads.map(u64::from));
         usage.cache_asked &= !self.off;
+        usage.named = !self.off && !self.devices.is_empty() && self.devices.iter().all(|name| name.starts_with("MoE"));
     }
 }
 
