@@ -24,9 +24,9 @@ pub struct Arguments {
     pub faults: Vec<String>,
 }
 
-/// Whether a word is a number; `-inf` and the like are none.
-fn is_number(word: &str) -> bool {
-    word.contains(|sign: char| sign.is_ascii_digit()) && word.parse::<f64>().is_ok()
+/// Whether a word can be a value: a number may be negative; anything else that begins so is the program's next argument.
+fn is_value(word: &str) -> bool {
+    word.strip_prefix('-').is_none_or(|rest| rest.starts_with(|sign: char| sign.is_ascii_digit() || sign == '.'))
 }
 
 /// Reads the arguments; the first is the program's name.
@@ -39,12 +39,12 @@ pub fn read(arguments: &[&[u8]]) -> Arguments {
         let used = match text.as_ref() {
             _ if at == 0 => 0,
             "--moe" => match next() {
-                Some(setting) => 1 + found.setting(&setting, arguments.get(at + 2).copied()),
-                None => found.fault("--moe needs a setting after it: key=value, help or off"),
+                Some(setting) if is_value(&setting) => 1 + found.setting(&setting, arguments.get(at + 2).copied()),
+                _ => found.fault(NO_SETTING),
             },
             "--moe-expert-cache" => match next() {
-                // One that is too large or no whole number is a wrong value, which the settings tell.
-                Some(number) if is_number(&number) => {
+                // One that is no number of experts is a wrong value, which the settings tell.
+                Some(number) if is_value(&number) => {
                     found.settings.push(format!("moe-expert-cache={number}"));
                     2
                 }
@@ -74,6 +74,8 @@ pub fn read(arguments: &[&[u8]]) -> Arguments {
     found
 }
 
+const NO_SETTING: &str = "--moe needs a setting after it: key=value, help or off";
+
 impl Arguments {
     /// One setting, and the argument behind it; how many of the two belong to it.
     fn setting(&mut self, setting: &str, next: Option<&[u8]>) -> usize {
@@ -81,12 +83,11 @@ impl Arguments {
             "help" => self.help = true,
             "off" => self.off = true,
             "on" => {}
+            "" => return self.fault(NO_SETTING),
             pair if pair.contains('=') => self.settings.push(pair.to_owned()),
             key => {
                 let value = next.map(|next| String::from_utf8_lossy(next).into_owned());
-                // A number may be negative; anything else that begins so is the program's next argument.
-                let fits = |value: &String| !value.starts_with('-') || is_number(value);
-                let Some(value) = value.filter(fits) else {
+                let Some(value) = value.filter(|value| is_value(value)) else {
                     let known = KEYS.iter().any(|known| known.name == key);
                     let shown = crate::config::shown(key);
                     self.fault(&if known {
@@ -157,15 +158,41 @@ mod tests {
     fn what_is_wrong_is_said_and_taken_out() {
         for (line, kept, fault) in [
             ("x --moe", vec!["x"], "--moe needs a setting"),
+            ("x -m y --moe", vec!["x", "-m", "y"], "--moe needs a setting"),
+            // What follows is the program's.
+            ("x --moe -m y", vec!["x", "-m", "y"], "--moe needs a setting"),
+            ("x --moe= -m y", vec!["x", "-m", "y"], "--moe needs a setting"),
+            ("x --moe  y", vec!["x", "y"], "--moe needs a setting"),
             ("x --moe cache -m y", vec!["x", "-m", "y"], "--moe cache needs a value"),
+            ("x --moe cache", vec!["x"], "--moe cache needs a value"),
             ("x --moe nonsense", vec!["x"], "--moe nonsense is no key=value pair"),
-            ("x --moe-expert-cache many -m y", vec!["x", "many", "-m", "y"], "--moe-expert-cache needs a number"),
+            ("x --moe-expert-cache", vec!["x"], "--moe-expert-cache needs a number"),
+            ("x --moe-expert-cache -m y", vec!["x", "-m", "y"], "--moe-expert-cache needs a number"),
+            ("x --moe-expert-cache --verbose", vec!["x", "--verbose"], "--moe-expert-cache needs a number"),
         ] {
             let (found, left) = of(line);
             assert_eq!(left, kept, "{line}");
             assert!(found.faults.len() == 1 && found.faults[0].starts_with(fault), "{line}: {:?}", found.faults);
             assert!(found.settings.is_empty(), "{line}");
         }
+    }
+
+    #[test]
+    fn a_word_where_a_number_belongs_is_a_wrong_value() {
+        let (found, kept) =
+            of("x --moe-expert-cache many -m y --moe-expert-cache -5x --moe-expert-cache= --moe cache=");
+        assert_eq!(kept, ["x", "-m", "y"]);
+        assert_eq!(
+            found.settings,
+            ["moe-expert-cache=many", "moe-expert-cache=-5x", "moe-expert-cache=", "cache="],
+            "the settings tell them"
+        );
+        assert_eq!(found.faults, [] as [String; 0]);
+        assert!(found.settings.iter().all(|setting| !crate::config::parse(setting).1.is_empty()));
+        // A second `--moe` is no setting of the first, and nothing ends our arguments.
+        let (found, kept) = of("x --moe --moe cache=4 -- --moe log=info --moe help");
+        assert_eq!((kept, found.help, found.faults.len()), (vec!["x", "--"], true, 1));
+        assert_eq!(found.settings, ["cache=4", "log=info"]);
     }
 
     #[test]
@@ -178,5 +205,10 @@ mod tests {
     fn bytes_that_are_no_text_are_kept() {
         let words: [&[u8]; 3] = [b"x", b"-p", b"\xff\xfe"];
         assert_eq!(read(&words).kept, [0, 1, 2]);
+        // In a setting they are told: a path with other bytes than were written would be another file.
+        let found = read(&[b"x", b"--moe", b"state-file=/tmp/\xff", b"--moe", b"\xfe", b"1"]);
+        assert_eq!((found.kept, found.faults.len()), (vec![0], 0));
+        let (config, notices) = crate::config::parse(&found.settings.join(";"));
+        assert_eq!((config, notices.len()), (crate::config::Config::default(), 2));
     }
 }

@@ -7,16 +7,19 @@
 #![expect(unsafe_code, reason = "exported symbols must keep their names")]
 
 use core::ffi::{c_int, c_void};
+use std::path::Path;
 use std::sync::{Once, OnceLock};
 
 use parking_lot::Mutex;
 
 use crate::abi::boundary::{Slot, guard, inject_panic};
 use crate::abi::{self, Host, Refusal, slots::reg};
-use crate::config::{self, Config, Notice};
+use crate::config::{self, CacheSize, Config, Notice};
+use crate::explicit::{self, Explicit};
+use crate::model::moe::MoeShape;
 use crate::preload;
 use crate::registry;
-use crate::request::{Request, keeps_experts, read_request};
+use crate::request::{Request, read_request};
 use crate::telemetry::log;
 
 static SETTINGS: OnceLock<(Config, Vec<Notice>)> = OnceLock::new();
@@ -78,7 +81,8 @@ fn load() -> Result<*mut c_void, Refusal> {
     }
     if !reg::has_devices() {
         // A reg without devices would never get any: the host registers a reg once. Refused, it is offered again by the next load.
-        reg::publish_devices(registry::devices(config, request()).ok_or(Refusal::NoDevices)?);
+        let (request, config) = request(config);
+        reg::publish_devices(registry::devices(config, request).ok_or(Refusal::NoDevices)?);
     }
     if !reg::reads_back() {
         return Err(Refusal::UnknownLayout("it does not find in our objects what we put there".to_owned()));
@@ -91,7 +95,10 @@ fn tell_notices() {
     static TOLD: Once = Once::new();
     let (_, notices) = SETTINGS.get_or_init(settings);
     TOLD.call_once(|| {
-        notices.iter().take(MOST_NOTICES).for_each(|notice| log::error(&notice.to_string()));
+        for notice in notices.iter().take(MOST_NOTICES) {
+            let line = notice.to_string();
+            if notice.is_fault() { log::error(&line) } else { log::notice(&line) }
+        }
         if notices.len() > MOST_NOTICES {
             log::error(&format!("GGML_MOE: {} more pieces are wrong", notices.len() - MOST_NOTICES));
         }
@@ -121,8 +128,9 @@ fn settings() -> (Config, Vec<Notice>) {
     config::parse(&std::env::var_os("GGML_MOE").unwrap_or_default().to_string_lossy())
 }
 
-/// What this process was asked for, by its arguments or llama.cpp's environment variables for them.
-fn request() -> Request {
+/// What this process was asked for, by its arguments or llama.cpp's environment variables for them, and the settings of its devices: where the
+/// user placed weights, there is no cache unless one was asked for.
+fn request(config: &'static Config) -> (Request, &'static Config) {
     let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_else(|error| {
         log::notice(&format!(
             "the arguments of this process cannot be read (/proc/self/cmdline: {error}); if --device MoE0 is refused, set LLAMA_ARG_DEVICE=MoE0"
@@ -132,13 +140,44 @@ fn request() -> Request {
     let variable = |name: &str| std::env::var(name).ok();
     let (device, split_mode) = (variable("LLAMA_ARG_DEVICE"), variable("LLAMA_ARG_SPLIT_MODE"));
     let request = read_request(&arguments, device.as_deref(), split_mode.as_deref());
-    // A host that lists no device of ours and was not told to use one is none of ours to advise.
-    if let Some(flag) = keeps_experts(&arguments, &|name| variable(name).is_some())
-        && (request.named || preload::is_active())
-    {
-        log::notice(&format!(
-            "{flag} was given: the experts that it keeps on the CPU are computed there, the cache serves the others; without it all are ours"
-        ));
+    if request.named && config.pass_tokens.is_some() {
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| {
+            log::notice(
+                "pass-tokens has no effect here: it is for models that the preloaded library helps of itself; give -ub and -b",
+            );
+        });
     }
-    request
+    let words: Vec<&[u8]> = arguments.split(|byte| *byte == 0).collect();
+    let layers = || layers(&explicit::models(&words, &variable));
+    let Some(flags) = Explicit::read(&words, &variable).moved_away(&layers) else { return (request, config) };
+    static TOLD: Once = Once::new();
+    // A host that lists no device of ours and was not told to use one is none of ours to advise.
+    let tells = |line: &str| {
+        if request.named || preload::is_active() {
+            TOLD.call_once(|| log::notice(line));
+        }
+    };
+    if config.asks_for_cache() {
+        tells(&format!(
+            "{flags} was given: what it leaves to the CPU is computed there, the cache serves the rest; without it all is ours"
+        ));
+        return (request, config);
+    }
+    if config.cache == CacheSize::Off {
+        return (request, config);
+    }
+    let how = if preload::is_active() { "--moe cache=auto" } else { "GGML_MOE=cache=auto" };
+    tells(&format!(
+        "{flags} was given and is left alone, so there is no cache of experts; ask for one with {how}, or leave it out"
+    ));
+    static WITHOUT: OnceLock<Config> = OnceLock::new();
+    (request, WITHOUT.get_or_init(|| Config { cache: CacheSize::Off, ..config.clone() }))
+}
+
+/// The most layers of these models; `None` if one cannot be read, which the host will find and say, or fetches first.
+fn layers(models: &[String]) -> Option<u64> {
+    let layers: Option<Vec<u32>> =
+        models.iter().map(|path| MoeShape::open(Path::new(path)).ok().map(|shape| shape.layers)).collect();
+    layers?.into_iter().max().map(u64::from)
 }

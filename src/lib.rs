@@ -16,7 +16,8 @@
 //! - [`planner`]: what goes where, and how fast it should run; pure; [`machine`]: what this machine has; used by the command.
 //! - [`model`]: what a model file's header says about its experts; [`mod@bench`]: comparisons with stock; [`chart`]: pictures; used by the command.
 //! - `preload`: the library before a program's `main`: its arguments, and which models it helps.
-//! - `request`, `ram`, `purpose`: what the process was asked for, the RAM that it may use, what a tensor is for; pure.
+//! - `request`, `explicit`, `ram`, `purpose`: what the process was asked for, which settings of llama.cpp's the user made, the RAM that it may
+//!   use, what a tensor is for; pure.
 //!
 //! What is public here is so for the command and the tests; the plugin's only interface is `entry`.
 //!
@@ -33,6 +34,7 @@ mod cpu;
 mod device;
 pub mod entry;
 pub mod experts;
+mod explicit;
 mod gpu;
 pub mod graph;
 mod lent;

@@ -28,19 +28,6 @@ pub fn read_request(arguments: &[u8], device: Option<&str>, split_mode: Option<&
     Request { named, splits_tensors }
 }
 
-/// The flag, or llama.cpp's variable for it, that keeps experts on the CPU, if one is given.
-pub fn keeps_experts(arguments: &[u8], variable: &dyn Fn(&str) -> bool) -> Option<&'static str> {
-    const FLAGS: [(&str, &str, &str); 3] = [
-        ("-cmoe", "--cpu-moe", "LLAMA_ARG_CPU_MOE"),
-        ("-ncmoe", "--n-cpu-moe", "LLAMA_ARG_N_CPU_MOE"),
-        ("-ot", "--override-tensor", "LLAMA_ARG_OVERRIDE_TENSOR"),
-    ];
-    let given = |name: &str| arguments.split(|byte| *byte == 0).any(|word| word == name.as_bytes());
-    FLAGS.into_iter().find_map(|(short, long, name)| {
-        [short, long].into_iter().find(|flag| given(flag)).or_else(|| variable(name).then_some(name))
-    })
-}
-
 /// Whether a word is a list of devices in which one of ours stands. A path is none: it has an empty part or a dot.
 fn names_us(word: &[u8]) -> bool {
     let list = word.strip_prefix(b"--device=").unwrap_or(word);
@@ -81,14 +68,5 @@ mod tests {
         assert!(read_request(b"llama-bench\0-sm\0layer,tensor\0", None, None).splits_tensors);
         assert!(read_request(b"", None, Some("tensor")).splits_tensors);
         assert!(!read_request(b"x\0-sm\0layer\0-p\0tensor\0", None, None).splits_tensors);
-    }
-
-    #[test]
-    fn flags_that_keep_experts_are_named() {
-        let of = |arguments: &[u8], name: &str| keeps_experts(arguments, &|it| it == name);
-        assert_eq!(of(b"x\0-m\0y\0--n-cpu-moe\x003\0", ""), Some("--n-cpu-moe"));
-        assert_eq!(of(b"x\0-ot\0exps=CPU\0", ""), Some("-ot"));
-        assert_eq!(of(b"x\0", "LLAMA_ARG_CPU_MOE"), Some("LLAMA_ARG_CPU_MOE"));
-        assert_eq!(of(b"x\0-ngl\x0099\0", ""), None);
     }
 }

@@ -78,6 +78,8 @@ mod prompt_cache;
 mod router;
 #[path = "hosts/rpc.rs"]
 mod rpc;
+#[path = "hosts/settings.rs"]
+mod settings;
 #[path = "hosts/shapes.rs"]
 mod shapes;
 #[path = "hosts/sides.rs"]

@@ -11,12 +11,16 @@ mod downloads;
 mod hub;
 #[path = "preload/memory.rs"]
 mod memory;
+#[path = "preload/launched.rs"]
+mod launched;
 #[path = "preload/planned.rs"]
 mod planned;
 #[path = "hosts/summary.rs"]
 mod summary;
 #[expect(dead_code, reason = "the gates use more of it")]
 mod support;
+#[path = "preload/untouched.rs"]
+mod untouched;
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -140,27 +144,6 @@ fn server_equals_stock() {
     let (preloaded, finished) = ask(command, &HELP);
     assert_eq!(preloaded, stock);
     was_helped(&finished);
-}
-
-/// `ggml-moe run -- llama-server ...`: a plan, then the server in its place, with its answers, its exit code and its signals.
-#[test]
-fn the_launcher_equals_stock() {
-    let launcher = |more: &[&str]| {
-        let mut command = command(Path::new(env!("CARGO_BIN_EXE_ggml-moe")), Side::Stock);
-        command.env("LD_PRELOAD", preloaded("support/flush_log"));
-        command.args(["run", "--plugin", text(stock::plugin())]).args(more).arg("--");
-        command.arg(stock::folder().join("llama-server")).args(["-m", text(&fixture_model()), "-nr", "-t", "2"]);
-        command
-    };
-    let (stock, _) = ask(host("llama-server"), &[]);
-    let (launched, finished) = ask(launcher(&[]), &HELP);
-    assert_eq!(launched, stock);
-    was_helped(&finished);
-    assert!(!finished.lines_with("ggml-moe: experts: ").is_empty(), "{}", finished.report("no plan"));
-    let only = run(&mut launcher(&["--plan-only"]), LIMIT).success();
-    assert!(only.stdout.contains("experts: ") && only.stdout.contains("context: "), "{}", only.report("the plan"));
-    let wrong = |mut command: Command| run(command.arg("--no-such-flag"), LIMIT).status.code();
-    assert_eq!(wrong(launcher(&["--moe", "inner=CPU"])), wrong(host("llama-server")));
 }
 
 /// The server of another release that others have built.
@@ -336,6 +319,11 @@ fn what_needs_no_help_gets_none() {
     let finished = run(preload_plugin(&mut named).args(HELP), LIMIT).success();
     one_decision(&finished, "ggml-moe: off: -dev was given");
     ran_in_blocks(&finished);
+    let mut placed = program("llama-bench", Side::Stock);
+    placed.args(["-m", text(&fixture_model()), "-t", "2", "-p", "8", "-n", "0", "-r", "1", "-v", "-dev", "MoE0"]);
+    let finished = run(preload_plugin(&mut placed).args(["-ncmoe", "2"]).args(HELP), LIMIT).success();
+    let line = "-ncmoe was given and is left alone, so there is no cache of experts; ask for one with --moe cache=auto";
+    assert_eq!(finished.lines_with(line).len(), 1, "{}", finished.report("a device that was named"));
 }
 
 /// A dense model, and `--moe off`: not even a line more than in stock's log, or the one that says why.
@@ -367,7 +355,18 @@ fn faults_are_told_and_exit_codes_kept() {
         (&["--moe", "cache=lots"], "ggml-moe: GGML_MOE: cache=lots is not usable and ignored"),
         (&["--moe", "cache", "-v"], "ggml-moe: --moe cache needs a value: --moe cache=VALUE; it is ignored"),
         (&["--moe"], "ggml-moe: --moe needs a setting after it"),
+        (&["--moe", "-v"], "ggml-moe: --moe needs a setting after it"),
         (&["--moe-expert-cache", "-5"], "ggml-moe: GGML_MOE: moe-expert-cache=-5 is not usable"),
+        (&["--moe-expert-cache", "many"], "ggml-moe: GGML_MOE: moe-expert-cache=many is not usable"),
+        (&["--moe-expert-cache"], "ggml-moe: --moe-expert-cache needs a number after it"),
+        (
+            &["--moe", "cache=off", "--moe", "policy=window"],
+            "ggml-moe: GGML_MOE: without effect: policy (cache=off: there is no cache)",
+        ),
+        (
+            &["--moe", "cache=4", "--moe", "cache", "5"],
+            "ggml-moe: GGML_MOE: set more than once, the last holds: cache=5",
+        ),
     ] {
         let finished = bench(more).success();
         assert_eq!(finished.lines_with(line).len(), 1, "{}", finished.report(line));
@@ -390,6 +389,8 @@ fn faults_are_told_and_exit_codes_kept() {
         command
     };
     let mut preloaded = wrong(&["--moe", "cache=4"]);
+    assert_eq!(code(preload_plugin(&mut preloaded)), code(&mut wrong(&[])));
+    let mut preloaded = wrong(&["--moe", "cahce=4", "--moe-expert-cache", "many", "--moe"]);
     assert_eq!(code(preload_plugin(&mut preloaded)), code(&mut wrong(&[])));
     // Loaded by GGML_BACKEND_PATH the library takes nothing out of anything.
     let mut plugin = tool("llama-server", Side::Plugin { keys: "inner=CPU", device: "MoE0" }, &fixture_model(), 2);

@@ -1,6 +1,6 @@
 //! What a program is: whether another library can be loaded into it, and which libraries it wants.
 //!
-//! Invariants: any bytes are accepted; what is not understood is `Kind::Foreign`.
+//! Invariants: any bytes are accepted; what is not understood is `Kind::Foreign`. The system's loader has the last word.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -16,7 +16,9 @@ pub(crate) enum Kind {
     Dynamic(Vec<String>),
     /// One without the dynamic loader.
     Static,
-    /// A script, or a program for another system.
+    /// A program for another kind of machine.
+    Other,
+    /// A script, or nothing that this system starts.
     Foreign,
 }
 
@@ -33,6 +35,15 @@ fn number<const N: usize>(bytes: &[u8], at: u64) -> Option<u64> {
     Some(part.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
+/// What this command is made for, as a program's header says it.
+const MACHINE: Option<u64> = if cfg!(target_arch = "x86_64") {
+    Some(62)
+} else if cfg!(target_arch = "aarch64") {
+    Some(183)
+} else {
+    None
+};
+
 /// Kinds of program headers, and tags of the dynamic section.
 const LOAD: u64 = 1;
 const DYNAMIC: u64 = 2;
@@ -41,9 +52,13 @@ const NEEDED: u64 = 1;
 const STRINGS: u64 = 5;
 
 fn parse(bytes: &[u8]) -> Option<Kind> {
-    // 64 bits, little endian.
-    if !bytes.starts_with(b"\x7fELF\x02\x01") {
+    if !bytes.starts_with(b"\x7fELF") {
         return None;
+    }
+    // 64 bits, little endian.
+    let is_own = bytes.starts_with(b"\x7fELF\x02\x01");
+    if !is_own || MACHINE.is_some_and(|own| number::<2>(bytes, 18).is_some_and(|machine| machine != own)) {
+        return Some(Kind::Other);
     }
     let (first, size, count) = (number::<8>(bytes, 32)?, number::<2>(bytes, 54)?, number::<2>(bytes, 56)?);
     let headers: Vec<u64> = (0..count).filter_map(|header| first.checked_add(header * size)).collect();
@@ -90,6 +105,10 @@ mod tests {
     fn any_bytes_are_accepted() {
         let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert_eq!(parse(b"#!/bin/sh\n"), None);
+        assert_eq!(parse(b"\x7fELF\x01\x01"), Some(Kind::Other));
+        let mut other = bytes[..64].to_vec();
+        other[18] ^= 0xff;
+        assert_eq!(parse(&other), Some(Kind::Other));
         for length in [0, 5, 6, 63, 64, 100, 200, 1000, 5000] {
             let _ = parse(&bytes[..length.min(bytes.len())]);
         }

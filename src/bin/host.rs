@@ -75,6 +75,13 @@ impl HostArguments {
     }
 }
 
+/// Keys that are ours to read must be right: nothing has been started yet.
+pub(crate) fn refuse_faults(keys: &[String]) -> Result<(), CommandError> {
+    let (_, notices) = ggml_moe::config::parse(&keys.join(";"));
+    let fault = notices.iter().find(|notice| notice.is_fault());
+    fault.map_or(Ok(()), |notice| Err(Usage(notice.to_string().replacen("GGML_MOE", "--moe", 1))))
+}
+
 /// How much of the device's memory experts get, on both sides.
 #[derive(Args)]
 pub(crate) struct MemoryArguments {
@@ -185,10 +192,7 @@ impl Host {
         let inner = arguments.inner.iter().flat_map(|names| names.split([',', '+'])).map(|name| name.trim().to_owned());
         let inner: Vec<String> = inner.filter(|name| !name.is_empty()).collect();
         let keys = arguments.moe.join(";");
-        let (_, notices) = ggml_moe::config::parse(&keys);
-        if let Some(notice) = notices.first() {
-            return Err(Usage(notice.to_string().replacen("GGML_MOE", "--moe", 1)));
-        }
+        refuse_faults(&arguments.moe)?;
         let limit = Duration::from_secs(arguments.timeout.max(1));
         let mut host =
             Self { program, plugin, inner, keys, threads: arguments.threads, limit, both: arguments.both.clone() };

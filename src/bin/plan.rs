@@ -14,7 +14,7 @@ use ggml_moe::planner::usage::Draft;
 use ggml_moe::planner::{Machine, Mode, Model, Plan, arguments, json, learned, plan, table};
 
 use crate::child;
-use crate::host::{Answer, CommandError, Failed, Usage, plain_command, program};
+use crate::host::{Answer, CommandError, Failed, Usage, plain_command, program, refuse_faults};
 
 /// How long a program may take to tell its devices.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -95,11 +95,9 @@ pub(crate) fn run(asked: &PlanArguments) -> Result<Answer, CommandError> {
     add("-ub", asked.ubatch.map(|number| number.to_string()));
     add("-t", asked.threads.map(|number| number.to_string()));
     asked.moe.iter().for_each(|pair| add("--moe", Some(pair.clone())));
-    let (_, notices) = config::parse(&asked.moe.join(";"));
-    if let Some(notice) = notices.first() {
-        return Err(Usage(notice.to_string().replacen("GGML_MOE", "--moe", 1)));
-    }
+    refuse_faults(&asked.moe)?;
     let mut flags = flags::read(&words, false, |_| None);
+    let faults = std::mem::take(&mut flags.faults);
     flags.usage.request = (asked.prompt.max(1), asked.answer);
     let (machine, mut notes) = match &asked.machine {
         Some(path) => (recorded(path)?, Vec::new()),
@@ -111,7 +109,8 @@ pub(crate) fn run(asked: &PlanArguments) -> Result<Answer, CommandError> {
     }
     let mut planned = with(flags, machine)?;
     notes.append(&mut planned.plan.warnings);
-    planned.plan.warnings = notes;
+    // Among the flags of a program they end nothing, as when it runs.
+    planned.plan.warnings = faults.into_iter().chain(notes).collect();
     let good = planned.plan.mode != Mode::Refused;
     let text = match asked.args.as_deref() {
         Some(whose) => {
@@ -175,7 +174,7 @@ pub(crate) fn with(mut flags: Flags, mut machine: Machine) -> Result<Planned, Co
 }
 
 fn state(flags: &Flags) -> ggml_moe::experts::statefile::State {
-    let (settings, _) = config::parse(&flags.settings.join(";"));
+    let (settings, _) = config::parse(&flags.settings);
     let own = settings.experts.state_file;
     let path = cache_file(own.as_ref());
     path.map(|path| statestore::text(&path).unwrap_or_default())

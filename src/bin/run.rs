@@ -1,21 +1,23 @@
 //! `ggml-moe run -- llama-server ...`: the plan, then the program itself, with the plugin in it.
 //!
 //! The program takes our place (exec), so that its exit code, its signals and its terminal are its own. Where the plugin cannot help, it is
-//! started as it is, without our arguments.
+//! started as it is, without our arguments. What is wrong with the plugin's keys is told by the plugin, once, and ends nothing.
 
 use std::ffi::OsString;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
-use ggml_moe::planner::{flags, table};
-use ggml_moe::{arguments, config};
+use ggml_moe::arguments;
+use ggml_moe::planner::flags::{self, Flags};
+use ggml_moe::planner::{Mode, table};
 
 use crate::elf::{self, Kind};
-use crate::host::{Answer, CommandError, Failed, Usage, plugin, program};
+use crate::host::{Answer, CommandError, Failed, Usage, plugin};
 use crate::plan;
 
 /// Options of `run`.
@@ -42,23 +44,38 @@ pub(crate) struct RunArguments {
 pub(crate) fn run(asked: &RunArguments) -> Result<Answer, CommandError> {
     let Some((name, rest)) = asked.words.split_first() else { return Err(Usage("no program".to_owned())) };
     let path = found(name)?;
-    let (_, notices) = config::parse(&asked.moe.join(";"));
-    if let Some(notice) = notices.first() {
-        return Err(Usage(notice.to_string().replacen("GGML_MOE", "--moe", 1)));
+    if matches!(elf::kind(&path), Ok(Kind::Other)) {
+        // The system's shell would be given it to read.
+        let what = "it is made for another kind of machine; name the program of a build of llama.cpp for this one";
+        return Err(Usage(format!("{}: {what}", path.display())));
     }
     let library = helped(&path, asked.plugin.as_deref());
+    let server = path.file_name().is_some_and(|name| name.to_string_lossy().contains("server"));
+    let flags = flags::read(&words(asked, rest), server, |name| std::env::var(name).ok());
     let mut text = String::new();
+    if asked.plan_only {
+        // Nobody else will tell them.
+        flags.faults.iter().for_each(|fault| text.push_str(&format!("{fault}\n")));
+    }
+    let mut good = library.is_ok();
     match &library {
         Err(reason) => {
             text.push_str(&format!("the plugin cannot help {}: {reason}; it is started as it is\n", path.display()))
         }
         Ok(_) if asked.no_plan => {}
-        Ok(_) => {
-            text.push_str(&plan_of(&path, &words(asked, rest)).unwrap_or_else(|reason| format!("no plan: {reason}\n")))
-        }
+        Ok(_) => match plan_of(&path, flags) {
+            Ok((plan, fits)) => {
+                text.push_str(&plan);
+                good &= fits;
+            }
+            Err(reason) => {
+                text.push_str(&format!("no plan: {reason}\n"));
+                good = false;
+            }
+        },
     }
     if asked.plan_only {
-        return Ok(Answer { text, good: library.is_ok() });
+        return Ok(Answer { text, good });
     }
     // Standard output is the program's; where standard error is closed, the plan is lost and nothing else.
     for line in text.lines() {
@@ -81,7 +98,21 @@ pub(crate) fn run(asked: &RunArguments) -> Result<Answer, CommandError> {
             command.args(stripped(rest));
         }
     }
-    Err(Failed(format!("{}: {}", path.display(), command.exec())))
+    Err(Failed(format!("{}: {}", path.display(), why_not_started(&command.exec()))))
+}
+
+/// Why a program that is there did not start, and what to do.
+fn why_not_started(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            format!("{error}; is its file system mounted without permission to execute?")
+        }
+        io::ErrorKind::NotFound => {
+            format!("{error}: the loader or interpreter that it names is missing; build it on this system")
+        }
+        io::ErrorKind::ArgumentListTooLong => format!("{error}; shorten the command line"),
+        _ => error.to_string(),
+    }
 }
 
 /// The program's arguments as text, with the keys that were given to us.
@@ -93,18 +124,34 @@ fn words(asked: &RunArguments, rest: &[OsString]) -> Vec<String> {
 /// The program's file: a path, or a name in PATH.
 fn found(name: &OsString) -> Result<PathBuf, CommandError> {
     let path = Path::new(name);
-    if path.components().count() > 1 {
-        let there = path.is_file().then(|| path.to_owned());
-        return there.ok_or_else(|| Usage(format!("{}: no such program", path.display())));
+    if path.components().count() > 1 || path.is_absolute() {
+        return match path.metadata() {
+            Ok(known) if known.is_file() && may_run(path) => Ok(path.to_owned()),
+            Ok(known) if known.is_file() => {
+                Err(Usage(format!("{}: it may not be executed; allow it (chmod +x) or name another", path.display())))
+            }
+            Ok(_) => Err(Usage(format!("{}: it is no file; name the program in it", path.display()))),
+            Err(error) => Err(Usage(format!("{}: no such program ({error}); name it with its folder", path.display()))),
+        };
     }
-    let name = name.to_string_lossy();
-    program(&name, None, None).map_err(|_| Usage(format!("no {name} in PATH; name it with its folder")))
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    // As a shell looks: what may not be executed is passed over.
+    std::env::split_paths(&folders)
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file() && may_run(path))
+        .ok_or_else(|| Usage(format!("no {} in PATH; name it with its folder", path.display())))
+}
+
+fn may_run(path: &Path) -> bool {
+    path.metadata().is_ok_and(|known| known.permissions().mode() & 0o111 != 0)
 }
 
 /// The plugin's file, if it can be loaded into this program; Err says why not.
 fn helped(path: &Path, named: Option<&Path>) -> Result<PathBuf, String> {
     match elf::kind(path) {
         Err(error) => return Err(format!("it cannot be read: {error}")),
+        // `run` has refused it.
+        Ok(Kind::Other) => return Err("it is made for another kind of machine".to_owned()),
         Ok(Kind::Foreign) => {
             return Err("it is no program of this system (a script?); name the program itself".to_owned());
         }
@@ -124,7 +171,7 @@ fn helped(path: &Path, named: Option<&Path>) -> Result<PathBuf, String> {
     let library = plugin(named).map_err(|error| match error {
         Usage(reason) | Failed(reason) => reason,
     })?;
-    if matches!(elf::kind(&library), Ok(Kind::Foreign)) {
+    if matches!(elf::kind(&library), Ok(Kind::Foreign | Kind::Other)) {
         return Err(format!("{} is no library of this system", library.display()));
     }
     // The loader takes both for the end of a name.
@@ -135,15 +182,13 @@ fn helped(path: &Path, named: Option<&Path>) -> Result<PathBuf, String> {
     Ok(library)
 }
 
-/// The short plan for what the program is asked to do.
-fn plan_of(path: &Path, words: &[String]) -> Result<String, String> {
-    let server = path.file_name().is_some_and(|name| name.to_string_lossy().contains("server"));
-    let flags = flags::read(words, server, |name| std::env::var(name).ok());
+/// The short plan for what the program is asked to do, and whether it can be done.
+fn plan_of(path: &Path, flags: Flags) -> Result<(String, bool), String> {
     let told = |error: CommandError| match error {
         Usage(reason) | Failed(reason) => reason,
     };
     if flags.off {
-        return Ok("the plugin is off (--moe off)\n".to_owned());
+        return Ok(("the plugin is off (--moe off)\n".to_owned(), true));
     }
     let file = flags.model_file(&|name| std::env::var_os(name)).map_err(|missing| {
         let missing = config::shown(&missing);
@@ -160,7 +205,7 @@ fn plan_of(path: &Path, words: &[String]) -> Result<String, String> {
         format!("plan for {name}, which {download} was when it was downloaded\n")
     });
     let planned = plan::with(flags, plan::machine_of(path).map_err(told)?).map_err(told)?;
-    Ok(of_download.unwrap_or_default() + &table::short(&planned.plan))
+    Ok((of_download.unwrap_or_default() + &table::short(&planned.plan), planned.plan.mode != Mode::Refused))
 }
 
 /// The arguments without ours. What is wrong with ours goes as well: the program would not know it.

@@ -7,7 +7,10 @@
 
 mod expert_keys;
 mod experts;
+mod idle;
 mod keys;
+#[cfg(test)]
+mod keys_tests;
 mod lend_keys;
 mod parse;
 mod pass_keys;
@@ -15,10 +18,11 @@ mod preload_keys;
 mod staging_keys;
 
 pub use experts::{ExpertSettings, ExpertsFrom, PolicyOrder, StateFile};
+pub(crate) use idle::Lacking;
 pub use keys::{KEYS, Key, markdown};
 pub use parse::shown;
 pub use parse::{Notice, parse};
-pub(crate) use parse::{gives, turns_line};
+pub(crate) use parse::{merged, turns_line};
 pub use staging_keys::Staging;
 
 /// How much the plugin tells. Lines up to this detail are shown; the rest follows the host's own filter.
@@ -116,6 +120,8 @@ pub enum Socket {
 /// The resolved settings of this process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
+    /// Keys that were set to something usable, each once.
+    pub given: Vec<&'static str>,
     /// Names of the devices to put a proxy in front of, in order; empty means every GPU.
     pub inner: Vec<String>,
     /// How much is logged.
@@ -181,6 +187,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            given: Vec::new(),
             inner: Vec::new(),
             log: LogDetail::Notice,
             ctx_share: 0.30,
@@ -212,5 +219,17 @@ impl Default for Config {
             debug_poison: false,
             debug_map_all: false,
         }
+    }
+}
+
+impl Config {
+    /// Whether a key was set.
+    pub fn is_given(&self, name: &str) -> bool {
+        self.given.contains(&name)
+    }
+
+    /// Whether the user asked for a cache, so that there is one also where other settings speak against it.
+    pub fn asks_for_cache(&self) -> bool {
+        self.cache != CacheSize::Off && (self.is_given("cache") || self.is_given("moe-expert-cache"))
     }
 }

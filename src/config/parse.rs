@@ -25,6 +25,15 @@ pub enum Notice {
     Stray(String),
     /// Keys that exclude each other.
     Conflict(String),
+    /// Keys that were set more than once, with the values that hold.
+    Repeated(Vec<(&'static str, String)>),
+}
+
+impl Notice {
+    /// Whether something that was written is not used, other than because it was written again.
+    pub fn is_fault(&self) -> bool {
+        !matches!(self, Self::Repeated(_))
+    }
 }
 
 impl fmt::Display for Notice {
@@ -39,15 +48,22 @@ impl fmt::Display for Notice {
                 write!(f, " keys: {}", key_names())
             }
             Self::BadValue { name, value } => {
-                let (range, default) =
-                    KEYS.iter().find(|key| key.name == *name).map_or(("", ""), |key| (key.range, key.default));
+                let (range, default, unit) = KEYS
+                    .iter()
+                    .find(|key| key.name == *name)
+                    .map_or(("", "", "-"), |key| (key.range, key.default, key.unit));
+                let unit = if unit == "-" { String::new() } else { format!(" ({unit})") };
                 write!(
                     f,
-                    "GGML_MOE: {name}={} is not usable and ignored: what was set before holds, or the default ({default}); accepted: {range}",
+                    "GGML_MOE: {name}={} is not usable and ignored: what was set before holds, or the default ({default}); accepted{unit}: {range}",
                     shown(value)
                 )
             }
             Self::Conflict(text) => write!(f, "GGML_MOE: {text}"),
+            Self::Repeated(pairs) => {
+                let pairs: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect();
+                write!(f, "GGML_MOE: set more than once, the last holds: {}", pairs.join(", "))
+            }
             Self::Stray(text) => {
                 write!(f, "GGML_MOE: \"{}\" is no key=value pair; keys: {}", shown(text), key_names())
             }
@@ -80,23 +96,71 @@ fn key_names() -> String {
 pub fn parse(text: &str) -> (Config, Vec<Notice>) {
     let mut config = Config::default();
     let mut notices = Vec::new();
+    let mut held = Held::default();
     for (name, value) in pairs(text, &mut notices) {
         match KEYS.iter().find(|key| key.name == name) {
             Some(key) => {
-                if (key.apply)(&mut config, &value).is_err() {
+                if is_text(&value) && (key.apply)(&mut config, &value).is_ok() {
+                    held.set(key.name, value);
+                } else {
                     notices.push(Notice::BadValue { name: key.name, value });
                 }
             }
             None => notices.push(Notice::UnknownKey { suggestion: nearest(&name), name }),
         }
     }
+    notices.extend(held.repeated());
+    config.given = held.0.into_iter().map(|setting| setting.name).collect();
     notices.extend(super::experts::settle(&mut config));
+    notices.extend(super::idle::idle(&config));
     (config, notices)
 }
 
-/// Whether one of these keys is set by a text, to whatever value.
-pub(crate) fn gives(text: &str, names: &[&str]) -> bool {
-    pairs(text, &mut Vec::new()).iter().any(|(name, _)| names.contains(&name.as_str()))
+/// What can be a value of any key: no more than a path may have, and without a stand-in for bytes that were no text.
+fn is_text(value: &str) -> bool {
+    value.len() < 4096 && !value.contains(char::REPLACEMENT_CHARACTER)
+}
+
+/// What holds of each key that was set.
+#[derive(Default)]
+struct Held(Vec<Setting>);
+
+struct Setting {
+    name: &'static str,
+    value: String,
+    /// It was something else before.
+    repeated: bool,
+}
+
+impl Held {
+    fn set(&mut self, name: &'static str, value: String) {
+        // Two names of one setting.
+        const SIZE: [&str; 2] = ["cache", "moe-expert-cache"];
+        let same = |other: &str| other == name || SIZE.contains(&name) && SIZE.contains(&other);
+        let before = self.0.iter().position(|setting| same(setting.name)).map(|at| self.0.remove(at));
+        let repeated = before.is_some_and(|it| it.repeated || it.name != name || it.value != value);
+        self.0.push(Setting { name, value, repeated });
+    }
+
+    fn repeated(&self) -> Option<Notice> {
+        let repeated = self.0.iter().filter(|it| it.repeated).map(|it| (it.name, it.value.clone()));
+        Some(Notice::Repeated(repeated.collect())).filter(|notice| *notice != Notice::Repeated(Vec::new()))
+    }
+}
+
+/// Settings of two sources as one text: what the second sets is left out of the first, so that it counts as no repetition.
+pub(crate) fn merged(first: &str, second: &[String]) -> String {
+    let names: Vec<String> = pairs(&second.join(";"), &mut Vec::new()).into_iter().map(|(name, _)| name).collect();
+    let mut stray = Vec::new();
+    let kept = pairs(first, &mut stray).into_iter().filter(|(name, _)| !names.contains(name));
+    let mut parts: Vec<String> = kept.map(|(name, value)| format!("{name}={value}")).collect();
+    // Told when all is read.
+    parts.extend(stray.into_iter().filter_map(|notice| match notice {
+        Notice::Stray(text) => Some(text),
+        _ => None,
+    }));
+    parts.extend(second.iter().cloned());
+    parts.join(";")
 }
 
 /// Splits at ';' and ','; a piece without '=' continues the value before it when it followed a ','.
@@ -185,13 +249,29 @@ mod tests {
     }
 
     #[test]
-    fn last_one_holds() {
-        assert_eq!(parse("log=debug;log=error").0.log, LogDetail::Error);
+    fn last_one_holds_and_it_is_said() {
+        let (config, notices) = parse("log=debug;cache=4;log=error;moe-expert-cache=0;threads=2;threads=2");
+        assert_eq!((config.log, config.cache), (LogDetail::Error, crate::config::CacheSize::Off));
+        assert_eq!(config.given, ["log", "moe-expert-cache", "threads"]);
+        let lines: Vec<String> = notices.iter().map(ToString::to_string).collect();
+        assert_eq!(lines[0], "GGML_MOE: set more than once, the last holds: log=error, moe-expert-cache=0");
+        assert!(!notices[0].is_fault() && parse("log=debug;log=loud").1.iter().all(Notice::is_fault));
+    }
+
+    #[test]
+    fn a_second_source_wins_without_a_word() {
+        let second = ["log=error".to_owned(), "threads=2".to_owned(), "threads=3".to_owned()];
+        let text = merged("inner=A,B;log=debug,cache=4;CPU;threads=9", &second);
+        assert_eq!(text, "inner=A,B;cache=4;CPU;log=error;threads=2;threads=3");
+        let lines: Vec<String> = parse(&text).1.iter().map(ToString::to_string).collect();
+        assert!(lines[0].contains("\"CPU\" is no key=value pair") && lines[1].ends_with(": threads=3"), "{lines:?}");
+        assert_eq!(merged("a=1", &[]), "a=1");
     }
 
     #[test]
     fn trailing_comma_is_forgiven() {
-        assert_eq!(parse("inner=CPU,"), (Config { inner: vec!["CPU".into()], ..Config::default() }, vec![]));
+        let given = vec!["inner"];
+        assert_eq!(parse("inner=CPU,"), (Config { inner: vec!["CPU".into()], given, ..Config::default() }, vec![]));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use crate::abi::OpClass;
 use crate::abi::inner::{self, DeviceKind};
 use crate::abi::tensor::{BufferTypeKey, Tensor};
-use crate::config::{AllocationKind, Config};
+use crate::config::{AllocationKind, Config, Lacking};
 use crate::gpu::{self, Driver};
 use crate::telemetry::{Board, log, service};
 
@@ -342,6 +342,13 @@ impl Device {
                     self.label(),
                     self.inner_name,
                 ));
+                let lacking = Lacking {
+                    cache: !self.may_cache(),
+                    pins: !self.captures_graphs && self.config.debug_pins.is_none(),
+                };
+                if let Some(keys) = self.config.idle_over(lacking) {
+                    log::notice(&format!("{}: without effect over {}: {keys}", self.label(), self.inner_name));
+                }
                 for line in self.driver_lines.get().into_iter().flatten() {
                     log::notice(&format!("{}: {line}", self.label()));
                 }

@@ -182,6 +182,16 @@ fn layers_by_hand_switch_the_cache_off_and_say_so() {
     let asked = planned(&samples::qwen(), &desktop(12_288), &usage("-c 8192 -ngl 99 --moe cache=auto"));
     assert!(asked.mode == Mode::Cache && asked.cards[0].arena > 1000 * MIB);
     assert_eq!(planned(&samples::qwen(), &desktop(12_288), &usage("-c 8192 -ot x=CPU")).mode, Mode::Stock);
+    // Beside a device of ours that is named, all layers are no placement by hand; fewer are.
+    let named =
+        |words: &str| planned(&samples::qwen(), &desktop(12_288), &usage(&format!("-c 8192 --device MoE0 {words}")));
+    assert_eq!((named("").mode, named("-ngl 99").mode, named("-ngl 49").mode), (Mode::Cache, Mode::Cache, Mode::Cache));
+    for words in ["-ngl 48", "-ncmoe 3", "-ngl 99 -ot x=CPU", "-ncffn 1"] {
+        assert_eq!(named(words).mode, Mode::Stock, "{words}");
+    }
+    assert_eq!(named("-ngl 20 --moe cache=auto").mode, Mode::Cache);
+    let roomy = planned(&samples::qwen(), &desktop(48_000), &usage("-c 8192 --device MoE0 -ngl 99"));
+    assert_eq!(roomy.mode, Mode::Cache, "{:?}", roomy.choices);
     let none = Usage { cache: CacheSize::Off, ..usage("-c 8192") };
     assert!(reason(&planned(&samples::qwen(), &desktop(12_288), &none), "experts").contains("cache=off"));
 }

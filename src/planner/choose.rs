@@ -318,6 +318,9 @@ impl Plan {
     /// The plugin's cache, or stock alone.
     fn choose_mode(&mut self, model: &Model, cards: &[&Card], usage: &Usage, best: Option<CachePlan>) {
         let fits = self.stock.as_ref().is_some_and(|stock| stock.fits);
+        // Who names our device has it, as long as there is a cache at all.
+        let asked = usage.cache_asked || usage.named;
+        let layers_by_hand = usage.layers.is_some_and(|layers| !usage.named || layers <= model.layers.len() as u64);
         let reason = 'reason: {
             if cards.is_empty() {
                 break 'reason "There is no card, so the processors compute everything.".to_owned();
@@ -325,14 +328,14 @@ impl Plan {
             if !model.has_experts() {
                 break 'reason "The model has no experts.".to_owned();
             }
-            if self.stock.as_ref().is_some_and(|stock| stock.fits && stock.is_whole(model)) && !usage.cache_asked {
+            if self.stock.as_ref().is_some_and(|stock| stock.fits && stock.is_whole(model)) && !asked {
                 break 'reason "Everything fits the cards, and then nothing is faster than stock.".to_owned();
             }
             if usage.cache == CacheSize::Off {
                 break 'reason "The cache is off (cache=off).".to_owned();
             }
-            if (usage.layers.is_some() || usage.cpu_experts.is_some() || usage.by_hand) && !usage.cache_asked {
-                break 'reason "-ngl, -ncmoe, -cmoe or -ot place weights by hand, so the cache stays off unless it is asked for (cache=auto).".to_owned();
+            if (layers_by_hand || usage.cpu_experts.is_some() || usage.by_hand) && !usage.cache_asked {
+                break 'reason "-ngl, -ncmoe, -cmoe, -ot or -ncffn place weights by hand, so the cache stays off unless it is asked for (cache=auto).".to_owned();
             }
             let Some(cache) = best else {
                 break 'reason format!(
@@ -341,13 +344,13 @@ impl Plan {
                 );
             };
             let arena: u64 = cache.cards.iter().map(|card| card.arena).sum();
-            if arena < LEAST_ARENA && !usage.cache_asked {
+            if arena < LEAST_ARENA && !asked {
                 break 'reason format!("Only {} MiB would be left for experts.", arena / MIB);
             }
             let ours = request_seconds(usage, &cache.prompt, &cache.decode);
             let stocks = self.stock.as_ref().filter(|stock| stock.fits);
             let theirs = stocks.map(|stock| request_seconds(usage, &stock.prompt, &stock.decode));
-            if theirs.is_some_and(|theirs| ours >= theirs) && !usage.cache_asked {
+            if theirs.is_some_and(|theirs| ours >= theirs) && !asked {
                 break 'reason "Stock's placement is predicted to serve a request as fast as the cache.".to_owned();
             }
             let (prompt, answer) = usage.request;

@@ -29,10 +29,12 @@ pub struct Flags {
     pub fetched_draft: Option<Download>,
     /// Devices by name.
     pub devices: Vec<String>,
-    /// Settings of the plugin (`--moe`).
-    pub settings: Vec<String>,
+    /// Settings of the plugin, as `GGML_MOE` takes them.
+    pub settings: String,
     /// `--moe off`.
     pub off: bool,
+    /// What is wrong with the settings of the plugin.
+    pub faults: Vec<String>,
     /// What is wanted.
     pub usage: Usage,
 }
@@ -55,6 +57,7 @@ const KNOWN: [(&[&str], &str, bool); 27] = [
     (&["-ngl", "--gpu-layers", "--n-gpu-layers"], "LLAMA_ARG_N_GPU_LAYERS", true),
     (&["-ncmoe", "--n-cpu-moe"], "LLAMA_ARG_N_CPU_MOE", true),
     (&["-cmoe", "--cpu-moe"], "LLAMA_ARG_CPU_MOE", false),
+    (&["-ncffn", "--n-cpu-ffn"], "LLAMA_ARG_N_CPU_FFN", true),
     (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR", true),
     (&["-ctk", "--cache-type-k"], "LLAMA_ARG_CACHE_TYPE_K", true),
     (&["-ctv", "--cache-type-v"], "LLAMA_ARG_CACHE_TYPE_V", true),
@@ -80,7 +83,7 @@ pub fn read(words: &[String], server: bool, variable: impl Fn(&str) -> Option<St
         flags.usage.parallel = 4;
     }
     // What the environment sets for the plugin comes first, so that flags have the last word.
-    flags.settings.extend(variable("GGML_MOE"));
+    flags.settings = variable("GGML_MOE").unwrap_or_default();
     for (names, name, takes) in KNOWN {
         if let Some(value) = Some(name).filter(|name| !name.is_empty()).and_then(&variable)
             && (takes || is_true(&value))
@@ -92,7 +95,8 @@ pub fn read(words: &[String], server: bool, variable: impl Fn(&str) -> Option<St
     let all: Vec<&[u8]> = std::iter::once("").chain(words.iter().map(String::as_str)).map(str::as_bytes).collect();
     let ours = arguments::read(&all);
     flags.off = ours.off;
-    flags.settings.extend(ours.settings);
+    flags.settings = config::merged(&flags.settings, &ours.settings);
+    flags.faults.extend(ours.faults.into_iter().map(|fault| format!("{fault}; it is ignored")));
     let mut kept = ours.kept.iter().skip(1).filter_map(|at| words.get(at - 1));
     while let Some(word) = kept.next() {
         // The host takes `_` for `-` in long names.
@@ -153,7 +157,7 @@ impl Flags {
             "-ngl" => usage.layers = if value == "all" { Some(u64::MAX) } else { number },
             "-ncmoe" => usage.cpu_experts = number,
             "-cmoe" => usage.cpu_experts = Some(u64::MAX),
-            "-ot" => usage.by_hand = true,
+            "-ot" | "-ncffn" => usage.by_hand = true,
             "-ctk" => usage.types[0] = kind().unwrap_or(usage.types[0]),
             "-ctv" => usage.types[1] = kind().unwrap_or(usage.types[1]),
             "-fa" => usage.flash = !matches!(value, "off" | "0" | "false" | "disabled"),
@@ -183,11 +187,9 @@ impl Flags {
     /// What the plugin's settings mean for the plan; settings of the environment come first.
     fn settle(&mut self) {
         let usage = &mut self.usage;
-        let (config, _) = config::parse(&self.settings.join(";"));
-        let names = ["cache", "moe-expert-cache"];
-        let mut pairs =
-            self.settings.iter().flat_map(|text| text.split([';', ','])).filter_map(|pair| pair.split_once('='));
-        usage.cache_asked = pairs.any(|(name, _)| names.contains(&name.trim()));
+        let (config, notices) = config::parse(&self.settings);
+        self.faults.extend(notices.iter().filter(|notice| notice.is_fault()).map(ToString::to_string));
+        usage.cache_asked = config.asks_for_cache();
         usage.cache = if self.off { CacheSize::Off } else { config.cache };
         usage.reserve = config.vram_reserve_mb.saturating_mul(MIB);
         usage.budget = config.vram_budget_mb.map(|mib| mib.saturating_mul(MIB));
@@ -195,7 +197,8 @@ impl Flags {
         usage.lends = config.lend;
         usage.pin_budget = config.pin_budget_mb.map(|mib| mib.saturating_mul(MIB));
         usage.threads = usage.threads.or(config.threads.map(u64::from));
-        usage.cache_asked &= usage.cache != CacheSize::Off;
+        usage.cache_asked &= !self.off;
+        usage.named = !self.off && !self.devices.is_empty() && self.devices.iter().all(|name| name.starts_with("MoE"));
     }
 }
 
@@ -244,7 +247,9 @@ mod tests {
         // As the preloaded library reads them: a key without a value takes no flag of the host's.
         assert_eq!(of("--moe cache -c 7 --moe").usage.context, Some(7));
         assert!(of("--fork off").off);
-        assert_eq!(of("--moe-expert-cache=4").settings, ["moe-expert-cache=4"]);
+        assert_eq!(of("--moe-expert-cache=4").settings, "moe-expert-cache=4");
+        let wrong = of("--moe cache=lots --moe --moe log=error").faults;
+        assert!(wrong[0].starts_with("--moe needs a setting") && wrong[1].contains("cache=lots"), "{wrong:?}");
         assert_eq!(of("--ctx_size 9").usage.context, Some(9));
     }
 

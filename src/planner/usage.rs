@@ -45,8 +45,10 @@ pub struct Usage {
     pub layers: Option<u64>,
     /// Layers whose experts stay in RAM (`-ncmoe`; `-cmoe` is all).
     pub cpu_experts: Option<u64>,
-    /// Whether weights are placed by name (`-ot`).
+    /// Whether weights are placed by name (`-ot`, `-ncffn`).
     pub by_hand: bool,
+    /// Whether devices of ours are named (`--device MoE0`): then they are used, and `-ngl` for all layers says no more than that.
+    pub named: bool,
     /// Threads (`-t`).
     pub threads: Option<u64>,
     /// How weights are loaded (`-lm`).
@@ -91,6 +93,7 @@ impl Default for Usage {
             layers: None,
             cpu_experts: None,
             by_hand: false,
+            named: false,
             threads: None,
             load: None,
             cache: CacheSize::Auto,

@@ -4,7 +4,7 @@
 //! Invariants: a setting that the user made is left alone. Threads: none; everything here is a pure function.
 //! Does not: read files, ask devices or plan (`planner::advice` does).
 
-use super::explicit::Explicit;
+use crate::explicit::Explicit;
 use crate::model::moe::MoeShape;
 use crate::planner::Advice;
 
@@ -80,7 +80,8 @@ impl Decision {
         let placed = if explicit.placement.is_empty() && call.places_weights {
             Some("a placement of layers or tensors".to_owned())
         } else {
-            (!explicit.placement.is_empty()).then(|| explicit.placement.join(", "))
+            let flags: Vec<&str> = explicit.placement.iter().map(|it| it.flag.as_str()).collect();
+            (!flags.is_empty()).then(|| flags.join(", "))
         };
         match placed {
             Some(what) if !wishes.cache => Some(Self::off(format!(
@@ -162,7 +163,8 @@ mod tests {
     }
 
     fn placed(what: &str) -> Wishes {
-        Wishes { explicit: Explicit { placement: vec![what.to_owned()], ..Explicit::default() }, ..Wishes::default() }
+        let explicit = Explicit::read(&[b"x", what.as_bytes(), b"5"], &|_| None);
+        Wishes { explicit, ..Wishes::default() }
     }
 
     #[test]

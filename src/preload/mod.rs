@@ -7,7 +7,6 @@
 //! Does not: know how llama.cpp passes things (`abi::llama` does).
 
 mod decision;
-mod explicit;
 mod help;
 mod planned;
 
@@ -24,9 +23,10 @@ use crate::abi::llama::{
 };
 use crate::abi::slots::reg;
 use crate::arguments;
-use crate::config::{self, CacheSize};
+use crate::config;
 use crate::device::Mode;
 use crate::entry;
+use crate::explicit::{self, Explicit};
 use crate::model::gguf::{self, GgufError, Header};
 use crate::model::moe::MoeShape;
 use crate::planner::{Advice, flags::Flags};
@@ -34,7 +34,6 @@ use crate::request::read_request;
 use crate::telemetry::log;
 
 use decision::{Call, Decision, Room, Wishes};
-use explicit::Explicit;
 
 /// What the process was asked for; only if this is a llama.cpp that was not told to do without us.
 static ASKED: OnceLock<Asked> = OnceLock::new();
@@ -70,13 +69,9 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
         llama::stop_preloading();
         return Some(found.kept);
     }
-    let mut settings = std::env::var_os("GGML_MOE").unwrap_or_default().to_string_lossy().into_owned();
     if !found.settings.is_empty() {
-        for setting in &found.settings {
-            // A continuation of the variable's last value is not meant.
-            settings.push(';');
-            settings.push_str(setting);
-        }
+        let settings = std::env::var_os("GGML_MOE").unwrap_or_default();
+        let settings = config::merged(&settings.to_string_lossy(), &found.settings);
         // The models of a router are loaded by programs that it starts: they read it there.
         llama::set_variable("GGML_MOE", &settings);
     }
@@ -94,7 +89,7 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
     let asked = Asked {
         wishes: Wishes {
             explicit: Explicit::read(&kept, &variable),
-            cache: config::gives(&settings, &["cache", "moe-expert-cache"]) && config.cache != CacheSize::Off,
+            cache: config.asks_for_cache(),
             pass_tokens: config.pass_tokens,
             // It prints the lengths that it was given.
             states_passes: words.first().is_some_and(|name| name.contains("llama-bench")),

@@ -6,10 +6,10 @@
 
 use std::path::Path;
 
-use super::explicit::Explicit;
 use crate::config::Config;
 use crate::device::Device;
 use crate::experts::{statefile::State, statefolder, statestore};
+use crate::explicit::Explicit;
 use crate::machine::{self, rates};
 use crate::model::gguf::Header;
 use crate::planner::machine::{LINK_GBS, Source};

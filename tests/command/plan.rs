@@ -36,8 +36,16 @@ impl Place {
 
     /// The command, with nothing of the caller's settings, and a cache folder of its own.
     fn call(&self, words: &[&str]) -> Output {
+        self.call_with("", words)
+    }
+
+    /// The same with settings in the environment.
+    fn call_with(&self, settings: &str, words: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-moe"));
         command.args(words).env("LLAMA_CACHE", self.path("cache")).env_remove("LD_PRELOAD").env_remove("GGML_MOE");
+        if !settings.is_empty() {
+            command.env("GGML_MOE", settings);
+        }
         command.output().expect("the command starts")
     }
 
@@ -119,8 +127,19 @@ fn what_cannot_be_planned_is_told() {
     refused(&["plan", "--machine", &machine, "-m", &machine], 2, "not a GGUF file");
     refused(&["plan", "--machine", MODEL, "-m", MODEL], 2, "tiny-docs-moe");
     refused(&["plan", "--machine", &machine, "-m", MODEL, "--moe", "cach=1"], 2, "cache");
+    refused(
+        &["plan", "--machine", &machine, "-m", MODEL, "--moe", "cache=lots"],
+        2,
+        "accepted (MiB): auto, off, or 1 to",
+    );
     refused(&["plan", "-m", MODEL, "--host-dir", "/no/such"], 2, "no such program");
     refused(&["plan", "--machine", &machine, "--", "-hf", "them/docs"], 2, "them/docs is not downloaded yet");
+    // Among flags for a program they end nothing, as when it runs; neither does a key that is given twice.
+    let words = ["--moe", "cache=6", "--moe", "cache=7", "--", "--moe", "cache=lots", "--moe-expert-cache", "many"];
+    let output = place.plan(&[&words[..4], &["-c", "512"], &words[4..]].concat());
+    let told = text(&output.stdout);
+    assert!(output.status.success() && told.contains("cache=lots is not usable"), "{told}");
+    assert!(told.contains("moe-expert-cache=many is not usable"), "{told}");
     place.write("small.json", r#"{"ram_mib": 900}"#);
     let small = place.path("small.json");
     let output = place.call(&["plan", "--machine", &small, "-m", MODEL, "--", "-lm", "none"]);
@@ -232,6 +251,9 @@ fn the_doctor_says_what_is_wrong() {
     if !Path::new("/proc/driver/nvidia").exists() {
         assert!(lines.contains("ok    gpu            there is no"), "{lines}");
     }
+    let told =
+        text(&place.call_with("cahce=4;log=debug", &["doctor", "--host-dir", &host, "--plugin", &plugin]).stdout);
+    assert!(told.contains("warn  settings       GGML_MOE: unknown key \"cahce\"; did you mean"), "{told}");
     let refusing = "#!/bin/sh\necho 'Available devices:'; echo 'ggml-moe: entry.init failed: the binary layout of this host is not known' >&2\n";
     place.write("llama-server", refusing);
     let bad = doctor(&["--json"]);

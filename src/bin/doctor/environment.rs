@@ -30,10 +30,11 @@ pub(super) fn of_environment(checks: &mut Checks, folder: Option<&Path>, variabl
     }
     let settings = named("GGML_MOE");
     let (_, notices) = config::parse(&settings);
-    if let Some(notice) = notices.first() {
-        checks.warn("settings", notice.to_string(), "ggml-moe keys lists the keys; what is wrong is ignored");
-    } else if !settings.is_empty() {
+    if notices.is_empty() && !settings.is_empty() {
         checks.ok("settings", format!("GGML_MOE={}", config::shown(&settings)));
+    }
+    for notice in notices {
+        checks.warn("settings", notice.to_string(), "`ggml-moe keys` lists the keys; the others of GGML_MOE hold");
     }
 }
 
