@@ -5,6 +5,8 @@
 //! `make stock stock-matrix` first, then `cargo test --test preload -- --test-threads=1`.
 #![expect(clippy::expect_used, clippy::panic, reason = "a test reports by panicking")]
 
+#[path = "preload/equal.rs"]
+mod equal;
 #[path = "preload/planned.rs"]
 mod planned;
 #[path = "hosts/summary.rs"]
