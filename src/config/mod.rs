@@ -29,7 +29,7 @@ pub enum LogDetail {
     Notice,
     /// Also what each load and context did.
     Info,
-    /// Also one JSON summary per backend, and the plan of each new graph.
+    /// Also one JSON summary per backend, the plan of each new graph, and the length of each pass of a prompt.
     Debug,
 }
 

@@ -119,9 +119,8 @@ impl Batch {
         let follows = |pair: &[Entry]| pair[0].position.checked_add(1) == Some(pair[1].position);
         let parts = Parts { sequence: self.sequence, entries: self.entries.clone(), length };
         let (before, _) = parts.entries.split_at_checked(parts.last())?;
-        let whole = parts.position() >= 0
-            && parts.entries.windows(2).all(follows)
-            && before.iter().all(|entry| !entry.output);
+        let whole =
+            parts.position() >= 0 && parts.entries.windows(2).all(follows) && before.iter().all(|entry| !entry.output);
         whole.then_some(parts)
     }
 }

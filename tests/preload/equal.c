@@ -27,7 +27,7 @@ static void check(int good, const char * what) {
     }
 }
 
-static struct llama_context * make(struct llama_model * model, uint32_t n_batch, uint32_t n_ubatch, int sequences) {
+static struct llama_context_params params_of(uint32_t n_batch, uint32_t n_ubatch, int sequences) {
     struct llama_context_params params = llama_context_default_params();
     params.n_ctx = 1024;
     params.n_batch = n_batch;
@@ -36,6 +36,10 @@ static struct llama_context * make(struct llama_model * model, uint32_t n_batch,
     params.n_outputs_max_per_seq = 0;
     params.kv_unified = true;
     params.n_threads = params.n_threads_batch = 2;
+    return params;
+}
+
+static struct llama_context * make_with(struct llama_model * model, struct llama_context_params params) {
     struct llama_context * context = llama_init_from_model(model, params);
     if (context == NULL) {
         fprintf(stderr, "no context\n");
@@ -44,8 +48,12 @@ static struct llama_context * make(struct llama_model * model, uint32_t n_batch,
     return context;
 }
 
+static struct llama_context * make(struct llama_model * model, uint32_t n_batch, uint32_t n_ubatch, int sequences) {
+    return make_with(model, params_of(n_batch, n_ubatch, sequences));
+}
+
 static llama_token token(int at) {
-    return 20 + (at * 37 + at * at % 13) % 400;
+    return (20 + (at * 37 + at * at % 13) % 400) % n_vocab;
 }
 
 static struct llama_batch_ext * fill(struct llama_context * context, int tokens, llama_pos first) {
@@ -181,6 +189,30 @@ static void untouched(struct llama_model * model) {
     llama_free(context);
 }
 
+static bool watched(struct ggml_tensor * tensor, bool ask, void * data) {
+    (void) tensor, (void) data;
+    return !ask;
+}
+
+// Contexts of which more is read than outputs, from their beginning.
+static void special(struct llama_model * model) {
+    for (int kind = 0; kind < 3; kind++) {
+        struct llama_context_params params = params_of(512, SHORT_OF, 1);
+        params.embeddings = kind < 2;
+        params.pooling_type = kind == 1 ? LLAMA_POOLING_TYPE_MEAN : LLAMA_POOLING_TYPE_NONE;
+        params.cb_eval = kind == 2 ? watched : NULL;
+        struct llama_context * context = warm(make_with(model, params));
+        begin(kind == 0 ? "token-embeddings" : kind == 1 ? "pooled" : "watched");
+        check(process(context, fill(context, TOKENS, 0)) == 0, "a prompt");
+        if (kind == 0) {
+            check(llama_get_embeddings_ith(context, 10) != NULL, "each token has an embedding");
+        } else if (kind == 1) {
+            check(llama_get_embeddings_seq(context, 0) != NULL, "the sequence has one");
+        }
+        llama_free(context);
+    }
+}
+
 static int calls = 0;
 static int most = -1;
 
@@ -219,10 +251,14 @@ int main(int argc, char ** argv) {
     struct llama_context_params params = llama_context_default_params();
     params.n_ctx = 4096;
     struct llama_context * context = llama_init_from_model(model, params);
+    if (context == NULL) {
+        return 2;
+    }
     printf("lengths: %u %u\n", llama_n_batch(context), llama_n_ubatch(context));
     llama_free(context);
     equal(model);
     untouched(model);
+    special(model);
     aborted(model);
     begin("end");
     llama_model_free(model);

@@ -31,7 +31,8 @@ fn passes_of(finished: &Finished) -> Passes {
 
 /// Memory for longer contexts than other tests have, and less than the model takes with one.
 const ROOM: [&str; 2] = ["--moe", "vram-budget-mb=28"];
-const TOLD: &str = "ggml-moe: a prompt of 400 tokens runs as 2 passes of 200 tokens instead of one of 256 and one of 144, because";
+const TOLD: &str =
+    "ggml-moe: a prompt of 400 tokens runs as 2 passes of 200 tokens instead of one of 256 and one of 144, because";
 
 /// What a server with micro-batches of so many tokens answers to prompts of these lengths. `help`: the library and its arguments, or stock.
 fn answers(micro_batch: &str, lengths: &[u32], more: &[&str], help: &[&str]) -> (Vec<Value>, Finished) {
@@ -113,7 +114,22 @@ fn perplexity_is_cut_where_its_outputs_allow() {
 #[test]
 fn a_bench_runs_in_equal_passes() {
     let mut command = program("llama-bench", Side::Stock);
-    command.args(["-m", text(&fixture_model()), "-t", "2", "-p", "400", "-n", "0", "-r", "1", "-b", "512", "-ub", "256"]);
+    command.args([
+        "-m",
+        text(&fixture_model()),
+        "-t",
+        "2",
+        "-p",
+        "400",
+        "-n",
+        "0",
+        "-r",
+        "1",
+        "-b",
+        "512",
+        "-ub",
+        "256",
+    ]);
     let finished = run(preload_plugin(&mut command).args(HELP).args(["-o", "json", "-v"]), LIMIT).success();
     was_helped(&finished);
     // Its warm-up is the first from which it is known that the model is helped.
@@ -127,7 +143,8 @@ fn every_batch_is_as_in_stock() {
     let host = compile("preload/equal.c", "equal", &[&backends]);
     let cases = |more: &[&str]| {
         let mut command = command(&host, Side::Stock);
-        let keys = ["--moe", "inner=CPU", "--moe", "vram-budget-mb=60", "--moe", "log=debug", "--moe", "state-file=off"];
+        let keys =
+            ["--moe", "inner=CPU", "--moe", "vram-budget-mb=60", "--moe", "log=debug", "--moe", "state-file=off"];
         command.arg(fixture_model()).args(keys).args(["--moe", "threads=1", "--moe", "pass-tokens=1024"]).args(more);
         let finished = run(preload_plugin(&mut command), LIMIT);
         let (mut name, mut cases) = (String::new(), HashMap::<String, Vec<String>>::new());
@@ -157,13 +174,20 @@ fn every_batch_is_as_in_stock() {
         ("sequences", &[(256, 0), (144, 1)]),
         ("shared", &[(256, 0), (144, 1)]),
         ("refilled", &[(200, 0), (200, 0)]),
+        ("token-embeddings", &[(256, 256), (144, 144)]),
+        ("pooled", &[(256, 256), (144, 144)]),
+        ("watched", &[(256, 0), (144, 1)]),
         ("aborted", &cut),
     ] {
         assert_eq!(of(name), expected, "{}", finished.report(name));
     }
     assert_eq!(of("embeddings")[..2], [(256, 256), (144, 144)], "{}", finished.report("embeddings"));
     let said = |name: &str, what: &str| cases_on[name].iter().any(|line| line.contains(what));
-    assert!(said("refused", "failed to find a memory slot for batch of size 400"), "{}", finished.report("as stock says"));
+    assert!(
+        said("refused", "failed to find a memory slot for batch of size 400"),
+        "{}",
+        finished.report("as stock says")
+    );
 
     let (finished, cases_off) = cases(&["--moe", "equal-passes=off"]);
     assert!(finished.stdout.contains("lengths: 2048 1024"), "{}", finished.report("llama.cpp's own batch"));
@@ -182,12 +206,14 @@ fn every_function_with_an_index_is_known() {
     let mut count = 0;
     for header in ["include/llama.h", "src/llama-ext.h"] {
         let text = std::fs::read_to_string(Path::new(headers).join(header)).expect("a header");
-        let code: String = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join(" ");
+        let code: String =
+            text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join(" ");
         for declaration in code.split("LLAMA_API").skip(1) {
             let declaration = declaration.split(';').next().unwrap_or_default();
             let Some((head, arguments)) = declaration.split_once('(') else { continue };
             let name = head.split([' ', '*']).next_back().map_or("", str::trim);
-            let name = if name.is_empty() { head.trim_end().rsplit([' ', '*']).next().unwrap_or_default() } else { name };
+            let name =
+                if name.is_empty() { head.trim_end().rsplit([' ', '*']).next().unwrap_or_default() } else { name };
             let has = |word: &str| arguments.split(|c: char| !c.is_alphanumeric() && c != '_').any(|it| it == word);
             let indexes = has("llama_context") && has("int32_t");
             if !indexes && !has("llama_batch_ext") && !name.starts_with("llama_batch_ext") && !has("llama_batch") {
@@ -200,7 +226,11 @@ fn every_function_with_an_index_is_known() {
         }
     }
     assert!(count > 30, "the headers were not read: {count} functions");
-    assert_eq!(unknown, Vec::<String>::new(), "src/abi/llama/equal.rs has to stand before them, or they go to FREE_OF_INDICES");
+    assert_eq!(
+        unknown,
+        Vec::<String>::new(),
+        "src/abi/llama/equal.rs has to stand before them, or they go to FREE_OF_INDICES"
+    );
 }
 
 /// Those whose numbers are no index in a batch, or that read what contexts have whose batches are never cut.
