@@ -225,6 +225,7 @@ static bool ended(void * data) {
 static void aborted(struct llama_model * model) {
     struct llama_context * context = warm(make(model, 512, SHORT_OF, 1));
     llama_set_abort_callback(context, ended, NULL);
+    begin("counted");
     calls = 0;
     check(process(context, fill(context, TOKENS, 0)) == 0, "counted");
     int all = calls;
