@@ -13,6 +13,8 @@ mod hub;
 mod memory;
 #[path = "preload/launched.rs"]
 mod launched;
+#[path = "preload/equal.rs"]
+mod equal;
 #[path = "preload/planned.rs"]
 mod planned;
 #[path = "hosts/summary.rs"]

@@ -14,6 +14,7 @@ mod lent;
 mod streamed;
 mod watch;
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -32,7 +33,7 @@ use crate::experts::cache::{self, Candidate, EngineError};
 use crate::experts::{PlainError, PlainPath};
 use crate::gpu::Rows;
 use crate::graph::{ExpertWeight, Plan, PlanCache, ReplayLedger, Run, Step, Treatment, plan};
-use crate::telemetry::{Busy, Counters, PassShape, Reporter, log};
+use crate::telemetry::{Busy, Counters, MOST_DECODED, PassShape, Reporter, log};
 
 /// A backend of ours.
 pub(crate) struct Backend {
@@ -112,6 +113,15 @@ impl BackendError {
     }
 }
 
+thread_local! {
+    static GRAPHS_WITH_EXPERTS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many graphs with experts this thread gave to devices of ours.
+pub(crate) fn graphs_with_experts() -> u64 {
+    GRAPHS_WITH_EXPERTS.get()
+}
+
 /// The most nodes that are named in the log as belonging to no block.
 const MOST_TOLD: usize = 64;
 
@@ -178,6 +188,7 @@ impl Backend {
         state.reporter.pass = planned.pass;
         if let Some(pass) = &planned.pass {
             self.device.begin_pass(pass.tokens);
+            tell_pass(self.device, pass);
         }
         let counters = &mut state.counters;
         counters.graphs += 1;
@@ -185,6 +196,9 @@ impl Backend {
         counters.blocks += plan.blocks as u64;
         counters.blocks_max = counters.blocks_max.max(plan.blocks as u64);
         counters.unrecognised += plan.unrecognised.len() as u64;
+        if plan.blocks > 0 {
+            GRAPHS_WITH_EXPERTS.set(GRAPHS_WITH_EXPERTS.get() + 1);
+        }
         if let [Step::Segment(_)] = plan.steps.as_slice() {
             // Nothing to cut, as in most tokens: the graph is not even walked.
             counters.segments += 1;
@@ -454,6 +468,13 @@ fn part_uid(host_uid: u64, nodes: &[Tensor<'_>], range: &Range<usize>, variant: 
     (host_uid, ends, range.len(), variant).hash(&mut hasher);
     let uid = hasher.finish() | OURS;
     if uid == host_uid { uid ^ 1 } else { uid }
+}
+
+/// Tells of each pass of a prompt how long it is, at the debug detail.
+fn tell_pass(device: &Device, pass: &PassShape) {
+    if pass.tokens > MOST_DECODED && log::shows(LogDetail::Debug) {
+        log::debug(&format!("{}: a pass of {} tokens, {} outputs", device.label(), pass.tokens, pass.outputs));
+    }
 }
 
 /// Tells once per node which expert products belong to no block, and at the debug detail how each new graph is cut.

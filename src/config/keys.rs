@@ -172,6 +172,7 @@ pub static KEYS: &[Key] = &[
     experts::FIXED,
     experts::LINK_GBS,
     preload::PASS_TOKENS,
+    preload::EQUAL_PASSES,
     Key {
         name: "socket",
         default: "auto",

@@ -34,7 +34,7 @@ pub enum LogDetail {
     Notice,
     /// Also what each load and context did.
     Info,
-    /// Also one JSON summary per backend, and the plan of each new graph.
+    /// Also one JSON summary per backend, the plan of each new graph, and the length of each pass of a prompt.
     Debug,
 }
 
@@ -144,6 +144,8 @@ pub struct Config {
     pub lend: bool,
     /// Tokens of a pass of a model that the preload helps; `None` is what the host does.
     pub pass_tokens: Option<u32>,
+    /// Whether batches of a model that the preload helps are cut into passes of equal length.
+    pub equal_passes: bool,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
     /// The same in passes of several tokens; `None` is as `threads`.
@@ -199,6 +201,7 @@ impl Default for Config {
             vram_budget_mb: None,
             lend: true,
             pass_tokens: None,
+            equal_passes: true,
             threads: None,
             prompt_threads: None,
             experts: ExpertSettings::default(),

@@ -351,6 +351,7 @@ mod tests {
             "debug-graph=none",
             "pass-tokens=31",
             "pass-tokens=many",
+            "equal-passes=2",
             "socket=on",
             "socket=moe.sock",
         ] {

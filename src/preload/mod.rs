@@ -7,6 +7,7 @@
 //! Does not: know how llama.cpp passes things (`abi::llama` does).
 
 mod decision;
+pub(crate) mod equal;
 mod help;
 mod planned;
 
@@ -43,12 +44,16 @@ struct Asked {
     flags: Flags,
     /// One of our devices is named, or devices are listed.
     named: bool,
+    equal_passes: bool,
 }
 
 /// Decisions about models whose load was tried without loading; taken by the load that follows.
 static TRIED: Mutex<Option<HashMap<Vec<PathBuf>, Decision>>> = Mutex::new(None);
 /// Tokens of a pass of the model that was loaded last; 0 is the host's choice.
 static PASS_TOKENS: AtomicU32 = AtomicU32::new(0);
+
+/// Passes of a batch: what is cut into equal passes is a batch, and this is how the host's own lengths are to each other.
+const PASSES_OF_BATCH: u32 = 4;
 
 /// Whether this process is helped at all.
 pub(crate) fn is_active() -> bool {
@@ -96,6 +101,7 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
         },
         flags: planned::flags_of(&words, variable),
         named: read_request(&kept.join(&0), variable("LLAMA_ARG_DEVICE").as_deref(), None).named,
+        equal_passes: config.equal_passes,
     };
     // Nobody else sets it: a process starts once.
     let _ = ASKED.set(asked);
@@ -227,10 +233,15 @@ fn devices() -> Option<&'static DeviceList> {
     Some(DEVICES.get_or_init(reg::list))
 }
 
-/// A context of the model that was loaded last is about to be made.
-pub(crate) fn init(params: &mut ContextParams) {
+/// Whether passes are to be of equal length, where they can.
+pub(crate) fn wants_equal_passes() -> bool {
+    ASKED.get().is_some_and(|asked| asked.equal_passes)
+}
+
+/// A context of the model that was loaded last is about to be made. `equal`: its batches can be cut by us.
+pub(crate) fn init(params: &mut ContextParams, equal: bool) {
     let tokens = PASS_TOKENS.load(Ordering::Relaxed);
     if tokens > 0 && params.has_host_lengths() {
-        params.set_pass(tokens);
+        params.set_pass(tokens, if equal { PASSES_OF_BATCH } else { 1 });
     }
 }

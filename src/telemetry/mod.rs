@@ -18,3 +18,4 @@ pub mod timeline;
 pub use board::Mode;
 pub(crate) use board::{Board, Busy, CacheState, PassShape, Reporter};
 pub use counters::Counters;
+pub(crate) use requests::MOST_DECODED;

@@ -7,8 +7,6 @@
 //! Threads: any. Does not: decide anything (`preload` does).
 #![cfg_attr(test, expect(dead_code, reason = "a test program must not export these names to itself"))]
 
-pub(crate) mod params;
-
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
@@ -37,7 +35,7 @@ struct Registers {
 /// Defines an exported function that saves the registers of arguments, calls `$prepare` with them and with the address of the arguments on
 /// the stack, restores them and jumps to what `$prepare` returned; if that is null, it returns null.
 macro_rules! before {
-    ($($(#[$doc:meta])* $name:ident: $prepare:ident,)*) => {$(
+    ($($(#[$doc:meta])* $name:ident: $prepare:path,)*) => {$(
         $(#[$doc])*
         ///
         /// # Safety
@@ -76,6 +74,9 @@ macro_rules! before {
         }
     )*};
 }
+
+mod equal;
+pub(crate) mod params;
 
 before! {
     /// Takes our arguments out of the program's before its `main` runs.
@@ -202,15 +203,20 @@ unsafe fn load(files: &dyn Fn() -> Option<Vec<PathBuf>>, params: *mut u8) {
 
 unsafe extern "C" fn init_context(_registers: *mut Registers, stack: *mut u8) -> *mut c_void {
     static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+    let mut watched = None;
     contained(|| {
         if preload::is_active()
             // SAFETY: the caller passes parameters of a context by value.
             && let Some(mut params) = unsafe { ContextParams::of(stack) }
         {
-            preload::init(&mut params);
+            let equal = preload::wants_equal_passes() && params.is_whole() && equal::functions().is_some();
+            preload::init(&mut params, equal);
+            if equal && !params.reads_more() {
+                watched = Some(equal::making());
+            }
         }
     });
-    next(&REAL, c"llama_init_from_model")
+    watched.unwrap_or_else(|| next(&REAL, c"llama_init_from_model"))
 }
 
 /// # Safety

@@ -59,11 +59,29 @@ impl Defaults {
     fn is_known_context(&self) -> bool {
         [self.word(0), self.word(4), self.word(8), self.word(12)] == [512, HOST_BATCH, HOST_MICRO_BATCH, 1]
     }
+
+    /// Whether all of a context's parameters lie where b11434 has them.
+    fn is_whole_context(&self) -> bool {
+        // No rope scaling, pooling, attention or flash attention chosen; offload_kqv, no_perf, op_offload and swa_full are on.
+        let open = [40, 44, 48, 52].into_iter().all(|at| self.word(at) == u32::MAX);
+        let empty = |range: core::ops::Range<usize>| self.bytes[range].iter().all(|byte| *byte == 0);
+        self.is_known_context()
+            && self.extent == CONTEXT_BYTES
+            && open
+            && empty(CALLBACK..CALLBACK + 16)
+            && self.flags(EMBEDDINGS) == [0, 1, 1, 1, 1, 0]
+            && empty(136..CONTEXT_BYTES)
+    }
 }
 
 /// The host's numbers for its own choice of a load mode, and for a mapped file.
 const LOAD_AUTO: i32 = -1;
 const LOAD_MAPPED: i32 = 1;
+/// Size of a context's parameters in b11434, and places of its type, its callback for tensors and its flag for embeddings.
+pub(super) const CONTEXT_BYTES: usize = 160;
+const CONTEXT_TYPE: usize = 36;
+const CALLBACK: usize = 88;
+const EMBEDDINGS: usize = 128;
 /// The host's own lengths of batches.
 const HOST_BATCH: u32 = 2048;
 const HOST_MICRO_BATCH: u32 = 512;
@@ -186,10 +204,29 @@ impl ContextParams {
         (batch, micro_batch) == (HOST_BATCH, HOST_MICRO_BATCH)
     }
 
-    /// Makes a micro-batch so long, and a batch no shorter.
-    pub(crate) fn set_pass(&mut self, tokens: u32) {
+    /// Whether the whole layout is known, not only the first fields.
+    pub(super) fn is_whole(&self) -> bool {
+        static WHOLE: OnceLock<bool> = OnceLock::new();
+        let whole = || Defaults::of(c"llama_context_default_params").is_some_and(|it| it.is_whole_context());
+        *WHOLE.get_or_init(whole)
+    }
+
+    /// Whether more than the outputs of batches is read of the context, or it is one of a special type. Only where the layout is known.
+    pub(super) fn reads_more(&self) -> bool {
+        let bytes = self.base.cast::<u8>();
+        // SAFETY: a field of the struct, by `is_whole`.
+        let kind = unsafe { bytes.wrapping_add(CONTEXT_TYPE).cast::<u32>().read_unaligned() };
+        // SAFETY: as above.
+        let callback = unsafe { bytes.wrapping_add(CALLBACK).cast::<*const c_void>().read_unaligned() };
+        // SAFETY: as above.
+        let embeds = unsafe { bytes.wrapping_add(EMBEDDINGS).read() };
+        kind != 0 || !callback.is_null() || embeds != 0
+    }
+
+    /// Makes a micro-batch so long, and a batch no shorter, and as long as `count` of them.
+    pub(crate) fn set_pass(&mut self, tokens: u32, count: u32) {
         // SAFETY: the second field.
-        unsafe { self.base.wrapping_add(1).write_unaligned(tokens.max(HOST_BATCH)) };
+        unsafe { self.base.wrapping_add(1).write_unaligned(tokens.saturating_mul(count).max(HOST_BATCH)) };
         // SAFETY: the third field.
         unsafe { self.base.wrapping_add(2).write_unaligned(tokens) };
     }
@@ -231,5 +268,21 @@ mod tests {
         assert!(Defaults { bytes, extent: 160 }.is_known_context());
         bytes[4] = 1;
         assert!(!Defaults { bytes, extent: 160 }.is_known_context());
+    }
+
+    #[test]
+    fn whole_contexts_are_told_by_all_fields() {
+        let mut bytes = [0; ROOM];
+        for (at, value) in [512_u32, 2048, 512, 1].into_iter().enumerate() {
+            bytes[at * 4..at * 4 + 4].copy_from_slice(&value.to_ne_bytes());
+        }
+        bytes[40..56].fill(0xff);
+        bytes[EMBEDDINGS..EMBEDDINGS + 6].copy_from_slice(&[0, 1, 1, 1, 1, 0]);
+        assert!(Defaults { bytes, extent: CONTEXT_BYTES }.is_whole_context());
+        for (at, extent) in [(0, 152), (EMBEDDINGS, CONTEXT_BYTES), (CALLBACK, CONTEXT_BYTES), (40, CONTEXT_BYTES)] {
+            let mut other = bytes;
+            other[at] ^= 1;
+            assert!(!Defaults { bytes: other, extent }.is_whole_context(), "{at}");
+        }
     }
 }
