@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use clap::Args;
 use ggml_moe::bench::output::{self, Plugin};
-use ggml_moe::config;
 use ggml_moe::machine::cuda::{self, Survey};
 use ggml_moe::machine::rates::{FILE_NAME, Rates};
 use ggml_moe::machine::slots::{self, Slot};

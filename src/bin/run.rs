@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
-use ggml_moe::arguments;
+use ggml_moe::{arguments, config};
 use ggml_moe::planner::flags::{self, Flags};
 use ggml_moe::planner::{Mode, table};
 

@@ -40,7 +40,7 @@ pub struct Flags {
 }
 
 /// Flags and their variables: names, the variable, whether a value follows.
-const KNOWN: [(&[&str], &str, bool); 27] = [
+const KNOWN: [(&[&str], &str, bool); 28] = [
     (&["-m", "--model"], "LLAMA_ARG_MODEL", true),
     (&["-hf", "-hfr", "--hf-repo"], "LLAMA_ARG_HF_REPO", true),
     (&["-hff", "--hf-file"], "LLAMA_ARG_HF_FILE", true),
