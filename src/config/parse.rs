@@ -61,8 +61,11 @@ impl fmt::Display for Notice {
             }
             Self::Conflict(text) => write!(f, "GGML_MOE: {text}"),
             Self::Repeated(pairs) => {
-                let pairs: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect();
-                write!(f, "GGML_MOE: set more than once, the last holds: {}", pairs.join(", "))
+                const MOST: usize = 8;
+                let told = pairs.iter().take(MOST).map(|(name, value)| format!("{name}={}", shown(value)));
+                let told: Vec<String> = told.collect();
+                write!(f, "GGML_MOE: set more than once, the last holds: {}", told.join(", "))?;
+                if pairs.len() > MOST { write!(f, " and {} more", pairs.len() - MOST) } else { Ok(()) }
             }
             Self::Stray(text) => {
                 write!(f, "GGML_MOE: \"{}\" is no key=value pair; keys: {}", shown(text), key_names())
@@ -255,6 +258,9 @@ mod tests {
         assert_eq!(config.given, ["log", "moe-expert-cache", "threads"]);
         let lines: Vec<String> = notices.iter().map(ToString::to_string).collect();
         assert_eq!(lines[0], "GGML_MOE: set more than once, the last holds: log=error, moe-expert-cache=0");
+        let all: String = KEYS.iter().map(|key| format!("{0}=1;{0}=100;{0}=1;", key.name)).collect();
+        let long = parse(&all).1.into_iter().find(|notice| !notice.is_fault()).expect("repeated");
+        assert!(long.to_string().contains(" more") && long.to_string().len() < 300, "{long}");
         assert!(!notices[0].is_fault() && parse("log=debug;log=loud").1.iter().all(Notice::is_fault));
     }
 
