@@ -400,7 +400,8 @@ mod tests {
         computed(CONTEXT, 200);
         forget_context(CONTEXT);
         assert_eq!(index(CONTEXT, 399), 399);
-        [0x30, 0x40].map(forget_batch);
+        forget_batch(0x30);
+        forget_batch(0x40);
         add_context(CONTEXT, 256);
         note_help(CONTEXT);
         refuse_context(CONTEXT);
