@@ -9,14 +9,16 @@ use std::collections::BTreeMap;
 use super::machine::Machine;
 use super::memory::compute_bytes;
 use super::model::Model;
+use super::prompts::prompt;
 use super::room::{divided, rooms, taken};
-use super::speed::{Engine, Place, Setting, Speed, decode, expert_gbs, hits_on_link, prompt};
+use super::speed::{Engine, Place, Setting, Speed, decode, expert_gbs, hits_on_link};
 use super::usage::Usage;
 use super::{Card, CardPlan, MIB, cards, whole};
 use crate::config::CacheSize;
 use crate::experts::heat::Heat;
 use crate::experts::policy::{Ground, expected_hits};
 use crate::experts::shape::{Group, Shape};
+use crate::experts::stage::unit::{Needs, shapes};
 use crate::model::moe::ExpertLayer;
 
 /// Slots of zeros that a cache keeps for each kind of experts.
@@ -93,8 +95,9 @@ pub fn cache(
             Ground::Share | Ground::Learned => hits_on_link(held.hits, cpu, room.card.link_gbs),
         };
         let share = held.slots as f64 / held.blocks.max(1) as f64;
-        // A pass has the cache without what it borrows.
-        let share = share * arena.min(in_pass) as f64 / arena.max(1) as f64;
+        // A pass has the cache without what it borrows, for computing and for the experts that it brings.
+        let staging = staging_bytes(model, (from, to), in_pass.saturating_add(lent));
+        let share = share * arena.min(in_pass.saturating_sub(staging)) as f64 / arena.max(1) as f64;
         for place in places.get_mut(from..to).unwrap_or_default() {
             *place = Place { card: Some(number), found: hits, held: share };
         }
@@ -131,6 +134,7 @@ pub fn cache(
         threads,
         engine: Engine::Ours,
         touched: usage.touched,
+        ways: usage.ways,
     };
     Some(CachePlan {
         cards: plans,
@@ -140,6 +144,16 @@ pub fn cache(
         decode: decode(&setting),
         prompt: prompt(&setting, usage.request.0, batch),
     })
+}
+
+/// What a pass brings its experts into, by the plugin's own rule: buffers of a layer, or of a weight where the cache has little to lend.
+fn staging_bytes(model: &Model, (from, to): (usize, usize), lendable: u64) -> u64 {
+    let layers = model.layers.get(from..to).unwrap_or_default();
+    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    // Of the three matrices of a layer the largest is a third, or more where they have other types.
+    let layer = layers.iter().map(|layer| layer.expert_bytes).max().unwrap_or(0);
+    let needs = Needs { layer: bytes(layer), tensor: bytes(layer.div_ceil(3)) };
+    shapes(needs, bytes(lendable), None).first().map_or(0, |shape| shape.total() as u64)
 }
 
 fn kinds<'a>(layers: &[&'a ExpertLayer]) -> Vec<Kind<'a>> {

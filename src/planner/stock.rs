@@ -6,11 +6,13 @@
 //! Invariants: no card is given more than it has free less its margin, unless flags of the user's ask for it; then `fits` is false.
 //! Threads: none. Does not: choose a context.
 
+use super::choose::LoadMode;
 use super::machine::Machine;
 use super::memory::{compute_bytes, context_bytes};
 use super::model::Model;
+use super::prompts::{Ways, prompt};
 use super::room::{CardRoom, rooms};
-use super::speed::{Engine, Place, Setting, Speed, decode, prompt};
+use super::speed::{Engine, Place, Setting, Speed, decode};
 use super::usage::Usage;
 use super::{Card, cards};
 
@@ -173,6 +175,7 @@ impl Try<'_> {
             threads,
             engine: Engine::Stock,
             touched: self.usage.touched,
+            ways: Ways { pageable: self.usage.load == Some(LoadMode::Mapped), ..Ways::default() },
         };
         Some(StockPlan {
             gpu_layers: (count - first) as u64 + 1,
@@ -216,6 +219,7 @@ fn without_cards(model: &Model, machine: &Machine, usage: &Usage, threads: u64) 
         threads,
         engine: Engine::Stock,
         touched: usage.touched,
+        ways: Ways::default(),
     };
     let batch = usage.batch.unwrap_or(512);
     StockPlan {

@@ -5,6 +5,7 @@
 
 use super::choose::LoadMode;
 use super::model::Model;
+use super::prompts::Ways;
 use super::{MIB, whole};
 use crate::config::CacheSize;
 use crate::model::types::Type;
@@ -69,6 +70,8 @@ pub struct Usage {
     pub request: (u64, u64),
     /// The part of a layer's experts that a pass of a prompt uses; from the number of experts if not told.
     pub touched: Option<f64>,
+    /// How bytes reach the card in passes.
+    pub ways: Ways,
     /// What a state file says of hits with room for a share of the experts: pairs of share and hits, by share.
     pub learned: Vec<(f64, f64)>,
 }
@@ -102,6 +105,7 @@ impl Default for Usage {
             pin_budget: None,
             request: (4096, 512),
             touched: None,
+            ways: Ways::default(),
             learned: Vec::new(),
         }
     }
