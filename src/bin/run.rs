@@ -137,8 +137,8 @@ fn helped(path: &Path, named: Option<&Path>) -> Result<PathBuf, String> {
 
 /// The short plan for what the program is asked to do.
 fn plan_of(path: &Path, words: &[String]) -> Result<String, String> {
-    let server = path.file_name().is_some_and(|name| name.to_string_lossy().contains("server"));
-    let flags = flags::read(words, server, |name| std::env::var(name).ok());
+    let all: Vec<String> = std::iter::once(path.display().to_string()).chain(words.iter().cloned()).collect();
+    let flags = flags::of_program(&all, |name| std::env::var(name).ok());
     let told = |error: CommandError| match error {
         Usage(reason) | Failed(reason) => reason,
     };

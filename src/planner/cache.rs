@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::machine::Machine;
 use super::memory::compute_bytes;
 use super::model::Model;
-use super::prompts::prompt;
+use super::prompts::{Ways, prompt};
 use super::room::{divided, rooms, taken};
 use super::speed::{Engine, Place, Setting, Speed, decode, expert_gbs, hits_on_link};
 use super::usage::Usage;
@@ -77,14 +77,15 @@ pub fn cache(
         let own = taken(model, usage, (from, to), number == last, context, batch);
         let own_experts: Vec<&ExpertLayer> =
             model.shape.expert_layers.iter().filter(|layer| (from..to).contains(&(layer.layer as usize))).collect();
-        let lent = if usage.lends && usage.cache != CacheSize::Off {
+        let size = if room.card.may_cache(usage) { usage.cache } else { CacheSize::Off };
+        let lent = if usage.lends && size != CacheSize::Off {
             let standing = compute_bytes(model, usage, context, batch.min(STANDING_BATCH), number == last);
             own.compute.saturating_sub(standing)
         } else {
             0
         };
         let in_pass = room.bytes.saturating_sub(own.sum().saturating_add(room.draft));
-        let arena = arena_bytes(&own_experts, usage.cache, in_pass.saturating_add(lent));
+        let arena = arena_bytes(&own_experts, size, in_pass.saturating_add(lent));
         let held = held(&own_experts, model, usage, arena);
         let slowest = model.layers[from..to].iter().filter(|layer| layer.experts > 0);
         let cpu = slowest.map(|layer| expert_gbs(layer, machine, threads, Engine::Ours)).fold(f64::MAX, f64::min);
@@ -134,7 +135,7 @@ pub fn cache(
         threads,
         engine: Engine::Ours,
         touched: usage.touched,
-        ways: usage.ways,
+        ways: Ways { stream_from: usage.stream_from.or(usage.ways.stream_from), ..usage.ways },
     };
     Some(CachePlan {
         cards: plans,
@@ -142,7 +143,7 @@ pub fn cache(
         hits: if uses > 0.0 { found / uses } else { 0.0 },
         ground,
         decode: decode(&setting),
-        prompt: prompt(&setting, usage.request.0, batch),
+        prompt: prompt(&setting, usage.request().0, batch),
     })
 }
 
@@ -207,6 +208,9 @@ fn held(layers: &[&ExpertLayer], model: &Model, usage: &Usage, arena: u64) -> He
     let Ok(shape) = Shape::new(groups) else { return none };
     if count == 0 || blocks == 0 {
         return none;
+    }
+    if usage.whole_layers {
+        return Held { hits: count as f64 / blocks as f64, ..none };
     }
     let expected = expected_hits(&shape, &slots, &Heat::new(shape.blocks()));
     let learned = at_share(&usage.learned, count as f64 / blocks as f64).filter(|hits| *hits > expected.hits);

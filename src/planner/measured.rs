@@ -41,7 +41,7 @@ pub(super) const SLOWER: f64 = 72.0;
 fn ours(model: &Model, machine: &Machine, share: f64, batch: u64) -> cache::CachePlan {
     let mib = crate::bench::placement::cache_mib(&model.shape, share);
     let usage =
-        Usage { cache: CacheSize::Mib(usize::try_from(mib).unwrap()), request: (batch, 128), ..Usage::default() };
+        Usage { cache: CacheSize::Mib(usize::try_from(mib).unwrap()), request: Some((batch, 128)), ..Usage::default() };
     cache::cache(model, machine, &[&machine.cards[0]], &usage, (16_384, batch), machine.cores).unwrap()
 }
 

@@ -60,7 +60,7 @@ fn ours(share: f64, link_gbs: f64, touched: f64, ways: Ways, tokens: u64, batch:
     let usage = Usage {
         cache: CacheSize::Mib(usize::try_from(mib).unwrap()),
         touched: Some(touched),
-        request: (tokens, 128),
+        request: Some((tokens, 128)),
         budget: Some(beside + mib * MIB),
         reserve: 0,
         ways,
@@ -70,7 +70,7 @@ fn ours(share: f64, link_gbs: f64, touched: f64, ways: Ways, tokens: u64, batch:
     cache::cache(&model, &machine, &[&machine.cards[0]], &usage, (tokens, batch), 16).unwrap().prompt.rate
 }
 
-const PLAIN: Ways = Ways { pageable: false, used_only: false, slow_inputs: None };
+const PLAIN: Ways = Ways { pageable: false, used_only: false, slow_inputs: None, stream_from: None };
 
 /// "Long prompts at the same memory", all micro-batches: docs/measurements/2026-11-30-h200-prompts-45.json and -20.json.
 #[test]

@@ -40,6 +40,8 @@ pub struct Ways {
     /// Large inputs of the plugin's passes are copied from memory that is not pinned, so many times: as it was before commit 48757c1, where a
     /// link that was made to look slow repeated these copies. For rows that were measured then.
     pub slow_inputs: Option<f64>,
+    /// Tokens of a pass from which on the plugin brings all experts of a layer; the shorter way if not told.
+    pub stream_from: Option<u64>,
 }
 
 /// One pass.
@@ -50,9 +52,11 @@ struct Pass {
     cells: f64,
 }
 
-/// Microseconds of a pass.
+/// What a pass takes, in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
+    /// Tokens, no time.
+    tokens: f64,
     gpu: f64,
     /// Bytes of experts that are used, or of all, on the way to the card.
     used: f64,
@@ -101,7 +105,7 @@ pub fn prompt(setting: &Setting<'_>, tokens: u64, batch: u64) -> Speed {
 
 /// How long a pass takes, and its copies.
 fn length(setting: &Setting<'_>, times: &Times) -> (f64, f64) {
-    let Times { gpu, used, whole, before, rounds, cpu, disk } = *times;
+    let Times { gpu, used, whole, before, rounds, cpu, disk, .. } = *times;
     let beside = before + cpu;
     match setting.engine {
         // A layer waits for its ids, and then for its experts.
@@ -115,14 +119,15 @@ fn length(setting: &Setting<'_>, times: &Times) -> (f64, f64) {
             let first = whole / setting.places.len().max(1) as f64;
             let streamed = gpu.max(whole).max(disk) + first;
             let fetched = gpu + used.max(disk) + rounds;
-            if streamed <= fetched { (streamed + beside, whole) } else { (fetched + beside, used) }
+            let streams = setting.ways.stream_from.map_or(streamed <= fetched, |least| times.tokens >= least as f64);
+            if streams { (streamed + beside, whole) } else { (fetched + beside, used) }
         }
     }
 }
 
 fn times(setting: &Setting<'_>, pass: Pass) -> Times {
     let Pass { tokens, cells } = pass;
-    let mut out = Times::default();
+    let mut out = Times { tokens, ..Times::default() };
     for (layer, place) in setting.model.layers.iter().zip(setting.places) {
         let share = layer.used as f64 / layer.experts.max(1) as f64;
         let part = setting.touched.unwrap_or_else(|| touched(layer.used, layer.experts, tokens)).clamp(0.0, 1.0);

@@ -184,7 +184,7 @@ impl Try<'_> {
             batch: self.batch,
             fits,
             decode: decode(&setting),
-            prompt: prompt(&setting, self.usage.request.0, self.batch),
+            prompt: prompt(&setting, self.usage.request().0, self.batch),
             cards,
         })
     }
@@ -204,7 +204,7 @@ impl Try<'_> {
 
 /// Seconds that a request takes.
 pub fn request_seconds(usage: &Usage, prompt: &Speed, decode: &Speed) -> f64 {
-    usage.request.0 as f64 / prompt.rate.max(1e-9) + usage.request.1 as f64 / decode.rate.max(1e-9)
+    usage.request().0 as f64 / prompt.rate.max(1e-9) + usage.request().1 as f64 / decode.rate.max(1e-9)
 }
 
 /// Everything on the processors.
@@ -230,7 +230,7 @@ fn without_cards(model: &Model, machine: &Machine, usage: &Usage, threads: u64) 
         batch,
         fits: true,
         decode: decode(&setting),
-        prompt: prompt(&setting, usage.request.0, batch),
+        prompt: prompt(&setting, usage.request().0, batch),
     }
 }
 

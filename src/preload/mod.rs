@@ -6,8 +6,9 @@
 //! named, so that everything else is stock. Every decision is one line. Threads: any. No lock is held across a call into the host.
 //! Does not: know how llama.cpp passes things (`abi::llama` does).
 
+#[cfg(test)]
+mod agreement;
 mod decision;
-mod explicit;
 mod help;
 mod planned;
 
@@ -24,17 +25,18 @@ use crate::abi::llama::{
 };
 use crate::abi::slots::reg;
 use crate::arguments;
-use crate::config::{self, CacheSize};
+use crate::config;
 use crate::device::Mode;
 use crate::entry;
 use crate::model::gguf::{self, GgufError, Header};
 use crate::model::moe::MoeShape;
-use crate::planner::{Advice, flags::Flags};
+use crate::planner::explicit::Call;
+use crate::planner::flags::{self, Flags};
+use crate::planner::{self, Advice};
 use crate::request::read_request;
 use crate::telemetry::log;
 
-use decision::{Call, Decision, Room, Wishes};
-use explicit::Explicit;
+use decision::{Decision, Room, Wishes};
 
 /// What the process was asked for; only if this is a llama.cpp that was not told to do without us.
 static ASKED: OnceLock<Asked> = OnceLock::new();
@@ -82,7 +84,7 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
     }
     let kept: Vec<&[u8]> = found.kept.iter().filter_map(|at| arguments.get(*at).copied()).collect();
     let variable = |name: &str| std::env::var(name).ok();
-    if explicit::names_model(&kept, &variable) {
+    if planner::explicit::names_model(&kept, &variable) {
         // This is no router: what it starts is none of our business.
         llama::stop_preloading();
     }
@@ -91,15 +93,10 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
     }
     let config = entry::settings_of_process();
     let words: Vec<String> = kept.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    let flags = flags::of_program(&words, variable);
     let asked = Asked {
-        wishes: Wishes {
-            explicit: Explicit::read(&kept, &variable),
-            cache: config::gives(&settings, &["cache", "moe-expert-cache"]) && config.cache != CacheSize::Off,
-            pass_tokens: config.pass_tokens,
-            // It prints the lengths that it was given.
-            states_passes: words.first().is_some_and(|name| name.contains("llama-bench")),
-        },
-        flags: planned::flags_of(&words, variable),
+        wishes: Wishes::of(words.first().map_or("", String::as_str), &flags, config),
+        flags,
         named: read_request(&kept.join(&0), variable("LLAMA_ARG_DEVICE").as_deref(), None).named,
     };
     // Nobody else sets it: a process starts once.
@@ -182,7 +179,7 @@ fn decide(files: &[PathBuf], asked: &Asked, call: Call) -> Option<Decision> {
         return Some(decision);
     }
     let room = room();
-    let advice = advice(&headers, asked, &room);
+    let advice = advice(&headers, asked, call, &room);
     Some(Decision::of_room((&name, &shape), &asked.wishes, call, &room, advice.as_ref()))
 }
 
@@ -194,10 +191,10 @@ fn headers(files: &[PathBuf]) -> Result<Vec<Header>, GgufError> {
 }
 
 /// What the planner says, where there are devices to plan with.
-fn advice(headers: &[Header], asked: &Asked, room: &Room) -> Option<Advice> {
+fn advice(headers: &[Header], asked: &Asked, call: Call, room: &Room) -> Option<Advice> {
     let Room::Free(..) = room else { return None };
     let devices = reg::all();
-    planned::advice(headers, &asked.flags, &asked.wishes.explicit, entry::settings_of_process(), &devices)
+    planned::advice(headers, &asked.flags, call, entry::settings_of_process(), &devices)
 }
 
 /// What our devices have. Makes them, but does not register them.
