@@ -86,10 +86,13 @@ fn printed_arguments_start() {
         assert!(arguments.iter().any(|word| word == has), "{cards:?}: {arguments:?}");
         let finished = perplexity_with(Side::Stock, &arguments);
         assert!(!finished.lines_with("Final estimate").is_empty(), "{}", finished.report("no result"));
-        let mut server = program("llama-server", Side::Stock);
-        let mut server = Server::launch(server.args(["-m", text(&fixture_model()), "-np", "1"]).args(&arguments));
-        server.wait_ready();
-        server.stop();
+        if has == "-ot" {
+            let mut server = program("llama-server", Side::Stock);
+            let mut server = Server::launch(server.args(["-m", text(&fixture_model()), "-np", "1"]).args(&arguments));
+            server.wait_ready();
+            assert_eq!(server.complete("A list is", 2, 0).tokens.len(), 2);
+            server.stop();
+        }
     }
     let arguments = printed(&[100, 80], "plugin", &["--device", "MoE0,MoE1", "--moe", "vram-reserve-mb=0"]);
     assert!(arguments.iter().any(|word| word == "-ts") && arguments[1] == "MoE0,MoE1", "{arguments:?}");
