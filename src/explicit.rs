@@ -1,6 +1,7 @@
-//! Which settings of llama.cpp's the user made.
+//! Which settings of llama.cpp's the user made, and what they decide before any device is asked.
 //!
-//! Owns: the spelling of the arguments and variables of llama.cpp's that decide where weights lie.
+//! Owns: the spelling of the arguments and variables of llama.cpp's that decide where weights lie, and the rule that they are left alone
+//! ([`standing`]), for the plugin, the preloaded library and plans.
 //! Invariants: any bytes are accepted. Threads: none; everything here is a pure function.
 //! Does not: know our own arguments (`arguments` does), or read files: how many layers a model has is asked of the caller.
 
@@ -11,24 +12,34 @@ pub(crate) fn names_model(arguments: &[&[u8]], variable: &dyn Fn(&str) -> Option
     arguments.iter().skip(1).any(|word| matches!(*word, b"-m" | b"--model")) || variable("LLAMA_ARG_MODEL").is_some()
 }
 
+/// Whether this is the name of a device of ours.
+fn is_ours(name: &str) -> bool {
+    let number = name.trim().strip_prefix("MoE");
+    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
 /// Settings of llama.cpp's that the user made and that stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Explicit {
+pub struct Explicit {
     /// A choice of devices.
-    pub(crate) device: Option<String>,
+    pub device: Option<String>,
+    /// Its value, where it names devices of ours only.
+    pub ours: Option<String>,
+    /// A split of rows or tensors.
+    pub splits: bool,
     /// Choices of where layers or experts lie.
-    pub(crate) placement: Vec<Placement>,
+    pub placement: Vec<Placement>,
     /// A length of batches.
-    pub(crate) batch: Option<String>,
+    pub batch: Option<String>,
     /// How the file is loaded.
-    pub(crate) load: bool,
+    pub load: bool,
 }
 
 /// A choice of where layers or experts lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Placement {
+pub struct Placement {
     /// The flag, or the variable for it.
-    pub(crate) flag: String,
+    pub flag: String,
     /// For a number of layers on devices: the number, or the list of them.
     layers: Option<String>,
 }
@@ -73,6 +84,7 @@ const DEVICES: [(&[&str], &str); 2] =
     [(&["-dev", "--device"], "LLAMA_ARG_DEVICE"), (&["-rpc", "--rpc"], "LLAMA_ARG_RPC")];
 const BATCH: [(&[&str], &str); 2] =
     [(&["-b", "--batch-size"], "LLAMA_ARG_BATCH"), (&["-ub", "--ubatch-size"], "LLAMA_ARG_UBATCH")];
+const SPLIT: (&[&str], &str) = (&["-sm", "--split-mode"], "LLAMA_ARG_SPLIT_MODE");
 /// The switches are those of releases before b11434.
 const LOAD: [(&[&str], &str); 4] = [
     (&["-lm", "--load-mode"], "LLAMA_ARG_LOAD_MODE"),
@@ -80,6 +92,65 @@ const LOAD: [(&[&str], &str); 4] = [
     (&["--mlock"], "LLAMA_ARG_MLOCK"),
     (&["-dio", "--direct-io"], "LLAMA_ARG_DIO"),
 ];
+
+/// What the caller of a load asks for beside that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Call {
+    /// It names devices.
+    pub names_devices: bool,
+    /// It places layers or tensors.
+    pub places_weights: bool,
+    /// It splits what our devices cannot split.
+    pub splits_tensors: bool,
+    /// It says how the file is loaded.
+    pub sets_load: bool,
+}
+
+/// What settings decide.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing: the plan does.
+    #[default]
+    Open,
+    /// The plugin has it, because its devices are named, as the words say.
+    Ours(String),
+    /// It is left alone, because the words say so.
+    Left(String),
+}
+
+/// What the settings decide, before any device is asked. `cache`: a cache was asked for by a key. `layers`: those of the model, if they are known.
+pub fn standing(explicit: &Explicit, cache: bool, call: Call, layers: Option<u64>) -> Standing {
+    if let (Some(word), Some(names)) = (&explicit.device, &explicit.ours) {
+        return match explicit.moved_away(&|| layers) {
+            Some(flags) if !cache => Standing::Left(without_cache(&flags)),
+            _ => Standing::Ours(format!("{word} {names}")),
+        };
+    }
+    if explicit.device.is_some() || call.names_devices {
+        let what = explicit.device.as_deref().unwrap_or("a choice of devices");
+        return Standing::Left(format!("{what} was given and is left alone"));
+    }
+    if explicit.splits || call.splits_tensors {
+        let what = "a split of rows or tensors was asked for, which experts in RAM cannot follow";
+        return Standing::Left(what.to_owned());
+    }
+    let placed = match &explicit.placement[..] {
+        [] => call.places_weights.then(|| "a placement of layers or tensors".to_owned()),
+        placements => Some(flags_of(placements.iter())),
+    };
+    match placed {
+        Some(what) if !cache => Standing::Left(without_cache(&what)),
+        _ => Standing::Open,
+    }
+}
+
+fn without_cache(flags: &str) -> String {
+    format!("{flags} was given and is left alone, so there is no cache of experts; ask for one with --moe cache=auto, or leave it out")
+}
+
+fn flags_of<'a>(placements: impl Iterator<Item = &'a Placement>) -> String {
+    placements.map(|it| it.flag.as_str()).collect::<Vec<_>>().join(", ")
+}
 
 impl Explicit {
     /// Reads what the program gets: its arguments, and its environment.
@@ -101,12 +172,13 @@ impl Explicit {
                 .then(|| Placement { flag, layers: value.filter(|_| name == LAYERS) })
         };
         let is_auto = |value: &Option<String>| value.as_deref() == Some("auto");
+        let device =
+            DEVICES.into_iter().filter_map(|(names, name)| given(names, name)).find(|(_, value)| !is_auto(value));
+        let ours = device.as_ref().and_then(|(_, value)| value.clone()).filter(|names| names.split(',').all(is_ours));
         Self {
-            device: DEVICES
-                .into_iter()
-                .filter_map(|(names, name)| given(names, name))
-                .find(|(_, value)| !is_auto(value))
-                .map(|(word, _)| word),
+            device: device.map(|(word, _)| word),
+            ours,
+            splits: given(SPLIT.0, SPLIT.1).is_some_and(|(_, value)| matches!(value.as_deref(), Some("row" | "tensor"))),
             placement: PLACEMENT.into_iter().filter_map(placed).collect(),
             batch: BATCH.into_iter().find_map(|(names, name)| given(names, name)).map(|(word, _)| word),
             load: LOAD.into_iter().filter_map(|(names, name)| given(names, name)).any(|(_, value)| !is_auto(&value)),
@@ -116,9 +188,8 @@ impl Explicit {
     /// The flags that leave weights away from a device that was named, for the user; `None` if everything is to lie there. `layers` are those of
     /// the model, as far as they are known.
     pub(crate) fn moved_away(&self, layers: &dyn Fn() -> Option<u64>) -> Option<String> {
-        let flags: Vec<&str> =
-            self.placement.iter().filter(|it| it.moves_away(layers)).map(|it| it.flag.as_str()).collect();
-        (!flags.is_empty()).then(|| flags.join(", "))
+        let flags = flags_of(self.placement.iter().filter(|it| it.moves_away(layers)));
+        (!flags.is_empty()).then_some(flags)
     }
 }
 
@@ -164,6 +235,10 @@ mod tests {
         assert_eq!(placement("x", &[("LLAMA_ARG_CPU_MOE", "1")]), ["LLAMA_ARG_CPU_MOE"]);
         assert_eq!(placement("x", &[("LLAMA_ARG_CPU_MOE", "0")]), [] as [String; 0], "as the host reads it");
         assert_eq!(explicit("x -dev CUDA0", &[]).device.as_deref(), Some("-dev"));
+        let ours = explicit("x --device MoE0,MoE1", &[]);
+        assert_eq!((ours.device.as_deref(), ours.ours.as_deref()), (Some("--device"), Some("MoE0,MoE1")));
+        assert_eq!(explicit("x --device MoE0,CUDA1", &[]).ours, None);
+        assert!(explicit("x -sm row", &[]).splits && !explicit("x -sm layer", &[]).splits);
         assert_eq!(explicit("x --rpc a:1", &[]).device.as_deref(), Some("--rpc"));
         assert_eq!(explicit("x -ub 4096", &[]).batch.as_deref(), Some("-ub"));
         assert!(explicit("x -lm none", &[]).load && explicit("x --no-mmap -m y", &[]).load);
@@ -205,5 +280,27 @@ mod tests {
         let variable = |name: &str| (name == "LLAMA_ARG_MODEL").then(|| "v".to_owned());
         assert_eq!(models(&[b"x", b"-m", b"a", b"--model", b"b", b"-m"], &variable), ["a", "b"]);
         assert_eq!(models(&[b"x"], &variable), ["v"]);
+    }
+
+    #[test]
+    fn settings_of_the_user_win() {
+        let of = |line: &str, cache, call| standing(&explicit(line, &[]), cache, call, Some(48));
+        let left = |line: &str, cache, call, words: &str| match of(line, cache, call) {
+            Standing::Left(told) => assert!(told.starts_with(words), "{told}"),
+            other => panic!("{other:?}"),
+        };
+        let call = Call::default();
+        assert_eq!(of("x -m y", false, call), Standing::Open);
+        left("x -ngl 9", false, call, "-ngl was given and is left alone");
+        assert_eq!(of("x -ngl 9", true, call), Standing::Open, "a cache was asked for");
+        left("x", false, Call { places_weights: true, ..call }, "a placement of layers");
+        left("x", true, Call { names_devices: true, ..call }, "a choice of devices");
+        left("x -dev CUDA0", true, call, "-dev was given");
+        for (line, cache) in [("x -dev MoE0", false), ("x -dev MoE0 -ngl 99", false), ("x -dev MoE0 -ngl 9", true)] {
+            assert_eq!(of(line, cache, call), Standing::Ours("-dev MoE0".to_owned()), "{line}");
+        }
+        left("x -dev MoE0 -ngl 9", false, call, "-ngl was given and is left alone");
+        left("x", false, Call { splits_tensors: true, ..call }, "a split of rows");
+        left("x -sm tensor", false, call, "a split of rows");
     }
 }

@@ -34,7 +34,7 @@ mod cpu;
 mod device;
 pub mod entry;
 pub mod experts;
-mod explicit;
+pub mod explicit;
 mod gpu;
 pub mod graph;
 mod lent;

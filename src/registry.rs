@@ -14,17 +14,17 @@ use crate::telemetry::log;
 
 /// What the choice needs to know of a registered device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Candidate {
-    name: String,
-    kind: DeviceKind,
-    provider: String,
+pub(crate) struct Candidate {
+    pub(crate) name: String,
+    pub(crate) kind: DeviceKind,
+    pub(crate) provider: String,
 }
 
 /// A device to make: the position of the inner device among the candidates, and how it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Choice {
-    candidate: usize,
-    mode: Mode,
+pub(crate) struct Choice {
+    pub(crate) candidate: usize,
+    pub(crate) mode: Mode,
 }
 
 /// Backends whose code computes on buffer objects that are not its own; Vulkan's does if they carry its context
@@ -74,7 +74,7 @@ pub(crate) fn devices(config: &'static Config, request: Request) -> Option<Vec<&
 }
 
 /// Chooses inner devices. `wanted` are the names of the `inner` key.
-fn choose(candidates: &[Candidate], wanted: &[String]) -> Vec<Choice> {
+pub(crate) fn choose(candidates: &[Candidate], wanted: &[String]) -> Vec<Choice> {
     let choice = |candidate: usize| {
         let Candidate { name, provider, .. } = &candidates[candidate];
         let mode = if PROVIDERS.contains(&provider.as_str()) {

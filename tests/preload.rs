@@ -319,7 +319,7 @@ fn what_needs_no_help_gets_none() {
     let mut named = program("llama-bench", Side::Stock);
     named.args(["-m", text(&fixture_model()), "-t", "2", "-p", "8", "-n", "0", "-r", "1", "-v", "-dev", "MoE0"]);
     let finished = run(preload_plugin(&mut named).args(HELP), LIMIT).success();
-    one_decision(&finished, "ggml-moe: off: -dev was given");
+    one_decision(&finished, "ggml-moe: on for tiny-docs-moe.Q4_K_M.gguf: -dev MoE0 names the device");
     ran_in_blocks(&finished);
     let mut placed = program("llama-bench", Side::Stock);
     placed.args(["-m", text(&fixture_model()), "-t", "2", "-p", "8", "-n", "0", "-r", "1", "-v", "-dev", "MoE0"]);

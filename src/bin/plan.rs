@@ -45,12 +45,13 @@ pub(crate) struct PlanArguments {
     /// A key of the plugin, as in GGML_MOE.
     #[arg(long, value_name = "KEY=VALUE")]
     moe: Vec<String>,
-    /// Tokens of the prompt for which speed is weighed against memory.
-    #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
-    prompt: u64,
-    /// Tokens of the answer for which speed is weighed against memory.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    answer: u64,
+    /// Tokens of the prompt for which speed is weighed against memory; by default 12288, or what the context holds. A preloaded
+    /// program is planned with the defaults.
+    #[arg(long, value_name = "TOKENS")]
+    prompt: Option<u64>,
+    /// Tokens of the answer for which speed is weighed against memory; by default 512.
+    #[arg(long, value_name = "TOKENS")]
+    answer: Option<u64>,
     /// The folder of the host's programs, which tell the devices; by default they are looked for in PATH.
     #[arg(long, value_name = "FOLDER")]
     host_dir: Option<PathBuf>,
@@ -96,9 +97,12 @@ pub(crate) fn run(asked: &PlanArguments) -> Result<Answer, CommandError> {
     add("-t", asked.threads.map(|number| number.to_string()));
     asked.moe.iter().for_each(|pair| add("--moe", Some(pair.clone())));
     refuse_faults(&asked.moe)?;
-    let mut flags = flags::read(&words, false, |_| None);
+    let mut flags = flags::read(&words, false, |name| std::env::var(name).ok());
     let faults = std::mem::take(&mut flags.faults);
-    flags.usage.request = (asked.prompt.max(1), asked.answer);
+    if asked.prompt.is_some() || asked.answer.is_some() {
+        let (prompt, answer) = flags.usage.request();
+        flags.usage.request = Some((asked.prompt.unwrap_or(prompt).max(1), asked.answer.unwrap_or(answer)));
+    }
     let (machine, mut notes) = match &asked.machine {
         Some(path) => (recorded(path)?, Vec::new()),
         None => this_machine(asked.host_dir.as_deref(), asked.measure)?,
@@ -144,7 +148,7 @@ fn recorded(path: &Path) -> Result<Machine, CommandError> {
 }
 
 /// The plan for flags on a machine.
-pub(crate) fn with(mut flags: Flags, mut machine: Machine) -> Result<Planned, CommandError> {
+pub(crate) fn with(mut flags: Flags, machine: Machine) -> Result<Planned, CommandError> {
     let open = |path: &Path| Model::open(path).map_err(|error| Usage(format!("{}: {error}", path.display())));
     let variable = |name: &str| std::env::var_os(name);
     let path = flags.model_file(&variable).map_err(|missing| {
@@ -156,25 +160,21 @@ pub(crate) fn with(mut flags: Flags, mut machine: Machine) -> Result<Planned, Co
         })
     })?;
     let model = open(&path)?;
+    flags.stand(Some(model.layers.len() as u64));
     if let Some(path) = flags.draft_file(&variable) {
         flags.usage.draft = Some(Draft { model: open(&path)? });
     }
     flags.usage.learned = learned::curve(&state(&flags), &model.shape);
-    if !flags.devices.is_empty() {
-        let named = |card: &Card| flags.devices.contains(&card.name);
-        // Devices of ours stand in front of the cards in order.
-        if flags.devices.iter().all(|name| name.starts_with("MoE")) {
-            machine.cards.truncate(flags.devices.len());
-        } else {
-            machine.cards.retain(named);
-        }
-    }
+    let machine = machine::for_flags(machine, &flags);
     let plan = plan(&model, &machine, &flags.usage);
     Ok(Planned { model, machine, flags, plan })
 }
 
 fn state(flags: &Flags) -> ggml_moe::experts::statefile::State {
-    let (settings, _) = config::parse(&flags.settings);
+    let settings = flags.config();
+    if !settings.experts.remembers() {
+        return ggml_moe::experts::statefile::State::default();
+    }
     let own = settings.experts.state_file;
     let path = cache_file(own.as_ref());
     path.map(|path| statestore::text(&path).unwrap_or_default())
@@ -196,7 +196,7 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
 pub(crate) fn machine_of(program: &Path) -> Result<Machine, CommandError> {
     let path = cache_folder().map(|folder| folder.join(machine::rates::FILE_NAME));
     let kept = path.as_deref().map(Rates::read).unwrap_or_default();
-    Ok(machine::look(Path::new("/"), machine::of_first_kind(listed(program)?), &kept))
+    Ok(machine::look(Path::new("/"), listed(program)?, &kept))
 }
 
 /// This machine, and what could not be found out.
@@ -204,7 +204,7 @@ fn this_machine(host_dir: Option<&Path>, measured: bool) -> Result<(Machine, Vec
     let (cards, mut notes) = cards(host_dir)?;
     let path = cache_folder().map(|folder| folder.join(machine::rates::FILE_NAME));
     let mut kept = path.as_deref().map(Rates::read).unwrap_or_default();
-    let mut found = machine::look(Path::new("/"), machine::of_first_kind(cards), &kept);
+    let mut found = machine::look(Path::new("/"), cards, &kept);
     if measured {
         notes.extend(machine::measure(&mut found, &mut kept, true));
         if let Some(path) = path {

@@ -50,8 +50,8 @@ pub(crate) fn run(asked: &RunArguments) -> Result<Answer, CommandError> {
         return Err(Usage(format!("{}: {what}", path.display())));
     }
     let library = helped(&path, asked.plugin.as_deref());
-    let server = path.file_name().is_some_and(|name| name.to_string_lossy().contains("server"));
-    let flags = flags::read(&words(asked, rest), server, |name| std::env::var(name).ok());
+    let words: Vec<String> = [path.display().to_string()].into_iter().chain(words(asked, rest)).collect();
+    let flags = flags::of_program(&words, |name| std::env::var(name).ok());
     let mut text = String::new();
     if asked.plan_only {
         // Nobody else will tell them.

@@ -1,13 +1,15 @@
 //! What this machine has, for the planner and the doctor.
 //!
 //! Owns: the reading of what the system says of RAM, processors and memory nodes (`system`), of slots (`slots`), the rates that were measured
-//! once and are kept (`rates`), the measurement of the RAM's rate (`bandwidth`), and what the CUDA driver says (`cuda`).
+//! once and are kept (`rates`), the measurement of the RAM's rate (`bandwidth`), what the CUDA driver says (`cuda`), and in
+//! front of which devices the plugin stands (`behind`).
 //! Invariants: nothing here fails: what the system does not tell is unknown. Looking takes milliseconds; only measuring takes longer, at most
 //! a second for the RAM and one for each link, and only when asked to. No device is opened but for measuring and for the doctor.
 //! Threads: the caller's, and the ones that measure, which end before the call does.
 //! Does not: choose anything (`planner` does), or run a program (the command does).
 
 mod bandwidth;
+mod behind;
 pub mod cuda;
 pub mod rates;
 pub mod slots;
@@ -18,6 +20,7 @@ use std::path::Path;
 use crate::planner::machine::{Card, LINK_GBS, Machine, Source, slot_gbs};
 
 pub use bandwidth::read_gbs;
+pub use behind::{as_settings_say, behind, for_flags};
 
 /// What cores of which nothing was measured read together, 10^9 bytes per second: so much for each, up to two channels of memory.
 const CORE_GBS: (f64, f64) = (9.0, 38.0);

@@ -4,28 +4,26 @@
 //! Invariants: nothing is measured; the work is that of two plans. What the user set is never advised otherwise.
 //! Threads: none. Does not: read files, or set anything (`preload` does).
 
-use super::choose::{LoadMode, Mode, Plan, plan};
+use super::choose::{LoadMode, Plan, plan};
+use super::flags::HOST_BATCH;
 use super::memory::compute_bytes;
 use super::model::Model;
-use super::room::rooms;
-use super::stock::stock;
+use super::room::{rooms, taken};
 use super::usage::Usage;
 use super::{MIB, Machine};
 
-/// llama.cpp's own micro-batch.
-const HOST_BATCH: u64 = 512;
-/// The longest prompt for which passes are chosen: a longer one takes more of the same passes.
-const LONG_PROMPT: u64 = 12_288;
-/// Answers for which they are weighed.
-const ANSWER: u64 = 512;
 /// Beside what formulas say: they were off by less.
 const SLACK: u64 = 64 * MIB;
 
 /// What to do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
+    /// The plugin is to take part.
+    pub helps: bool,
     /// Everything fits the cards without us.
     pub fits: bool,
+    /// Why it stays out although not everything fits, as a sentence.
+    pub reason: Option<String>,
     /// Bytes of everything on the cards: weights, context, computing, a draft model.
     pub need: u64,
     /// Tokens of context for which that is.
@@ -38,48 +36,41 @@ pub struct Advice {
     pub beside: Vec<u64>,
 }
 
-/// The advice for a model on a machine; `None` if the header does not say enough.
+/// The advice for a model on a machine: what its plan says. `None` if the header does not say enough.
 pub fn advise(model: &Model, machine: &Machine, usage: &Usage) -> Option<Advice> {
     let (cards, _) = machine.cards_and_others();
     if cards.is_empty() || model.layers.is_empty() || model.width == 0 || !model.has_experts() {
         return None;
     }
-    let mut usage = Usage { load: None, ..usage.clone() };
     if usage.context.is_none() && model.train_context == 0 {
         return None;
     }
-    let host_batch = usage.batch.unwrap_or(HOST_BATCH);
-    if !usage.fit {
-        // Nobody keeps a margin then; the formula for computing may be off by so much.
-        let context = usage.context.unwrap_or(model.train_context);
-        usage.fit_target = vec![compute_bytes(model, &usage, context, host_batch, true) / 4];
-    }
-    let threads = usage.threads.unwrap_or(machine.cores).max(1);
-    let as_host = Usage { batch: Some(host_batch), ..usage.clone() };
-    let context = super::choose::context(model, &cards, &as_host).0;
-    let alone = stock(model, machine, &cards, &as_host, context, threads);
-    let fits = alone.is_some_and(|alone| alone.fits && alone.is_whole(model));
-    let all = (0, model.layers.len());
-    let taken = super::room::taken(model, &usage, all, true, context, host_batch);
-    let draft: u64 = rooms(&cards, &usage, context, |_| 0).iter().map(|room| room.draft).fold(0, u64::saturating_add);
-    let need = [taken.sum(), model.expert_bytes(), draft].into_iter().fold(0, u64::saturating_add);
-    let mut advice = Advice { fits, need, context, batch: None, mapped: None, beside: Vec::new() };
-    if fits {
+    let chosen = plan(model, machine, usage);
+    let experts = chosen.choices.iter().find(|choice| choice.what == "experts");
+    let mut advice = Advice {
+        helps: chosen.helps,
+        fits: chosen.fits,
+        reason: experts.map(|choice| choice.reason.clone()).filter(|_| !chosen.helps && !chosen.fits),
+        need: chosen.need,
+        context: chosen.context,
+        batch: None,
+        mapped: None,
+        beside: Vec::new(),
+    };
+    if !chosen.helps {
         return Some(advice);
     }
-    let prompt = LONG_PROMPT.min(context).max(1);
-    usage.request = (prompt, ANSWER);
-    usage.context = Some(context);
-    let chosen = plan(model, machine, &usage);
+    let context = chosen.context;
+    let prompt = Usage { context: Some(context), ..usage.clone() }.request().0;
     advice.mapped = mapped(&chosen);
-    if chosen.mode == Mode::Cache {
-        advice.batch = pass(&chosen, &usage, prompt);
-    }
-    let batch = advice.batch.as_ref().map_or(host_batch, |(tokens, _)| *tokens);
+    advice.batch = pass(&chosen, usage, prompt);
     // The host makes a buffer for computing on each card.
-    let compute = compute_bytes(model, &usage, context, batch, true);
+    let host_batch = usage.batch.unwrap_or(HOST_BATCH);
+    let kept = taken(model, usage, (0, model.layers.len()), true, context, host_batch).context;
+    let draft = rooms(&cards, usage, context, |_| 0).iter().map(|room| room.draft).fold(0, u64::saturating_add);
+    let compute = compute_bytes(model, usage, context, chosen.batch.max(host_batch), true);
     let beside = |number: usize| {
-        let kept = taken.context.saturating_add(draft) / cards.len() as u64;
+        let kept = kept.saturating_add(draft) / cards.len() as u64;
         let kept = if cards.len() > 1 { kept.saturating_add(kept / 8) } else { kept };
         [kept, compute, compute / 4, usage.target(number), SLACK].into_iter().fold(0, u64::saturating_add)
     };
@@ -92,16 +83,19 @@ fn mapped(plan: &Plan) -> Option<String> {
     (plan.load == LoadMode::Mapped).then(|| choice.reason.clone())
 }
 
-/// The plan's micro-batch, where it is longer than the host's and no longer than its prompts.
+/// The plan's micro-batch, where it is longer than the host's.
 fn pass(plan: &Plan, usage: &Usage, prompt: u64) -> Option<(u64, String)> {
-    if usage.batch.is_some() || plan.batch <= HOST_BATCH || plan.batch > prompt.next_multiple_of(HOST_BATCH) {
+    if usage.batch.is_some() || plan.batch <= HOST_BATCH {
         return None;
     }
     let lent: u64 = plan.cards.iter().map(|card| card.lent).max().unwrap_or(0);
-    let rate = plan.prompt.as_ref().map_or(0.0, |speed| speed.rate);
     let memory =
         if lent > 0 { format!(", with {} MiB that the cache lends them", lent.div_ceil(MIB)) } else { String::new() };
-    Some((plan.batch, format!("a prompt of {prompt} should take {:.1} s so{memory}", prompt as f64 / rate.max(1e-9))))
+    let time = match &plan.prompt {
+        Some(speed) => format!("a prompt of {prompt} should take {:.1} s so", prompt as f64 / speed.rate.max(1e-9)),
+        None => format!("for a prompt of {prompt}"),
+    };
+    Some((plan.batch, format!("{time}{memory}")))
 }
 
 #[cfg(test)]

@@ -30,6 +30,10 @@ pub fn stock(plan: &Plan, stock: &StockPlan) -> String {
         words.push(format!("-ot \"{}\"", patterns.join(",")));
     }
     words.push(beside(plan, stock.batch));
+    // Experts that are read, not mapped, lie in pinned memory, which is what their speed was predicted for.
+    if plan.load == LoadMode::Read && (stock.partial.is_some() || !stock.cpu_experts.is_empty()) {
+        words.push("-lm none".to_owned());
+    }
     words.join(" ")
 }
 

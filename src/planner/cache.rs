@@ -9,14 +9,16 @@ use std::collections::BTreeMap;
 use super::machine::Machine;
 use super::memory::compute_bytes;
 use super::model::Model;
+use super::prompts::{Ways, prompt};
 use super::room::{divided, rooms, taken};
-use super::speed::{Engine, Place, Setting, Speed, decode, expert_gbs, hits_on_link, prompt};
+use super::speed::{Engine, Place, Setting, Speed, decode, expert_gbs, hits_on_link};
 use super::usage::Usage;
 use super::{Card, CardPlan, MIB, cards, whole};
 use crate::config::CacheSize;
 use crate::experts::heat::Heat;
 use crate::experts::policy::{Ground, expected_hits};
 use crate::experts::shape::{Group, Shape};
+use crate::experts::stage::unit::{Needs, shapes};
 use crate::model::moe::ExpertLayer;
 
 /// Slots of zeros that a cache keeps for each kind of experts.
@@ -75,14 +77,15 @@ pub fn cache(
         let own = taken(model, usage, (from, to), number == last, context, batch);
         let own_experts: Vec<&ExpertLayer> =
             model.shape.expert_layers.iter().filter(|layer| (from..to).contains(&(layer.layer as usize))).collect();
-        let lent = if usage.lends && usage.cache != CacheSize::Off {
+        let size = if room.card.may_cache(usage) { usage.cache } else { CacheSize::Off };
+        let lent = if usage.lends && size != CacheSize::Off {
             let standing = compute_bytes(model, usage, context, batch.min(STANDING_BATCH), number == last);
             own.compute.saturating_sub(standing)
         } else {
             0
         };
         let in_pass = room.bytes.saturating_sub(own.sum().saturating_add(room.draft));
-        let arena = arena_bytes(&own_experts, usage.cache, in_pass.saturating_add(lent));
+        let arena = arena_bytes(&own_experts, size, in_pass.saturating_add(lent));
         let held = held(&own_experts, model, usage, arena);
         let slowest = model.layers[from..to].iter().filter(|layer| layer.experts > 0);
         let cpu = slowest.map(|layer| expert_gbs(layer, machine, threads, Engine::Ours)).fold(f64::MAX, f64::min);
@@ -93,8 +96,9 @@ pub fn cache(
             Ground::Share | Ground::Learned => hits_on_link(held.hits, cpu, room.card.link_gbs),
         };
         let share = held.slots as f64 / held.blocks.max(1) as f64;
-        // A pass has the cache without what it borrows.
-        let share = share * arena.min(in_pass) as f64 / arena.max(1) as f64;
+        // A pass has the cache without what it borrows, for computing and for the experts that it brings.
+        let staging = staging_bytes(model, (from, to), in_pass.saturating_add(lent));
+        let share = share * arena.min(in_pass.saturating_sub(staging)) as f64 / arena.max(1) as f64;
         for place in places.get_mut(from..to).unwrap_or_default() {
             *place = Place { card: Some(number), found: hits, held: share };
         }
@@ -131,6 +135,7 @@ pub fn cache(
         threads,
         engine: Engine::Ours,
         touched: usage.touched,
+        ways: Ways { stream_from: usage.stream_from.or(usage.ways.stream_from), ..usage.ways },
     };
     Some(CachePlan {
         cards: plans,
@@ -138,8 +143,18 @@ pub fn cache(
         hits: if uses > 0.0 { found / uses } else { 0.0 },
         ground,
         decode: decode(&setting),
-        prompt: prompt(&setting, usage.request.0, batch),
+        prompt: prompt(&setting, usage.request().0, batch),
     })
+}
+
+/// What a pass brings its experts into, by the plugin's own rule: buffers of a layer, or of a weight where the cache has little to lend.
+fn staging_bytes(model: &Model, (from, to): (usize, usize), lendable: u64) -> u64 {
+    let layers = model.layers.get(from..to).unwrap_or_default();
+    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    // Of the three matrices of a layer the largest is a third, or more where they have other types.
+    let layer = layers.iter().map(|layer| layer.expert_bytes).max().unwrap_or(0);
+    let needs = Needs { layer: bytes(layer), tensor: bytes(layer.div_ceil(3)) };
+    shapes(needs, bytes(lendable), None).first().map_or(0, |shape| shape.total() as u64)
 }
 
 fn kinds<'a>(layers: &[&'a ExpertLayer]) -> Vec<Kind<'a>> {
@@ -193,6 +208,9 @@ fn held(layers: &[&ExpertLayer], model: &Model, usage: &Usage, arena: u64) -> He
     let Ok(shape) = Shape::new(groups) else { return none };
     if count == 0 || blocks == 0 {
         return none;
+    }
+    if usage.whole_layers {
+        return Held { hits: count as f64 / blocks as f64, ..none };
     }
     let expected = expected_hits(&shape, &slots, &Heat::new(shape.blocks()));
     let learned = at_share(&usage.learned, count as f64 / blocks as f64).filter(|hits| *hits > expected.hits);

@@ -6,7 +6,10 @@
 //! Threads: none. Does not: print.
 
 use super::cache::{CachePlan, cache};
-use super::machine::{Machine, Source};
+use crate::explicit::Standing;
+use super::flags::HOST_BATCH;
+use super::machine::{HOST, Machine, Source};
+use super::memory::compute_bytes;
 use super::model::Model;
 use super::room::{rooms, taken};
 use super::speed::Speed;
@@ -105,6 +108,12 @@ pub struct Choice {
 pub struct Plan {
     /// Who places the experts.
     pub mode: Mode,
+    /// Whether the plugin takes part: what a preloaded library decides.
+    pub helps: bool,
+    /// Everything fits the cards as llama.cpp would place it by itself.
+    pub fits: bool,
+    /// Bytes of everything on the cards: weights, context, computing, a draft model.
+    pub need: u64,
     /// The cards.
     pub cards: Vec<CardPlan>,
     /// Tokens of context.
@@ -141,11 +150,24 @@ fn mib(bytes: u64) -> u64 {
 pub fn plan(model: &Model, machine: &Machine, usage: &Usage) -> Plan {
     let (cards, others) = machine.cards_and_others();
     let threads = usage.threads.unwrap_or(machine.cores).max(1);
+    let host_batch = usage.batch.unwrap_or(HOST_BATCH);
+    let mut usage = usage.clone();
+    if !usage.fit {
+        // Nobody keeps a margin then; the formula for computing may be off by so much.
+        let context = usage.context.unwrap_or(model.train_context);
+        usage.fit_target = vec![compute_bytes(model, &usage, context, host_batch, true) / 4];
+    }
+    let (context, why) = context(model, &cards, &usage);
+    usage.request = Some(Usage { context: Some(context), ..usage.clone() }.request());
+    let usage = &usage;
     let mut out = Plan {
         mode: Mode::Stock,
+        helps: false,
+        fits: false,
+        need: 0,
         cards: Vec::new(),
-        context: usage.context.unwrap_or(model.train_context),
-        batch: usage.batch.unwrap_or(512),
+        context,
+        batch: host_batch,
         threads,
         pin_budget: 0,
         load: LoadMode::Read,
@@ -158,17 +180,30 @@ pub fn plan(model: &Model, machine: &Machine, usage: &Usage) -> Plan {
         warnings: others,
     };
     out.choose_ram(model, machine, usage);
-    if out.mode == Mode::Refused {
-        return out;
-    }
-    let (context, why) = context(model, &cards, usage);
-    out.context = context;
-    out.stock = stock(model, machine, &cards, usage, context, threads);
+    let refused = out.mode == Mode::Refused;
+    // What llama.cpp would do by itself, with its own micro-batch.
+    let as_host = Usage { batch: Some(host_batch), ..usage.clone() };
+    let alone = stock(model, machine, &cards, &as_host, context, threads);
+    out.fits = !cards.is_empty() && alone.is_some_and(|alone| alone.fits && alone.is_whole(model));
+    out.need = need(model, &cards, usage, context, host_batch);
+    let on_cards: &[&Card] = if cards.iter().any(|card| card.is_host()) { &[] } else { &cards };
+    out.stock = stock(model, machine, on_cards, usage, context, threads);
     let best = best_cache(model, machine, &cards, usage, context, threads);
-    out.choose_mode(model, &cards, usage, best);
+    out.choose_mode(model, machine, usage, best);
     out.choose("context", format!("{context} tokens"), why);
     out.choose_rest(model, machine, &cards, usage);
+    if refused {
+        (out.mode, out.decode, out.prompt, out.stock) = (Mode::Refused, None, None, None);
+        out.cards.clear();
+    }
     out
+}
+
+/// Bytes of everything on the cards.
+fn need(model: &Model, cards: &[&Card], usage: &Usage, context: u64, batch: u64) -> u64 {
+    let own = taken(model, usage, (0, model.layers.len()), true, context, batch).sum();
+    let draft = rooms(cards, usage, context, |_| 0).iter().map(|room| room.draft).fold(0, u64::saturating_add);
+    [own, model.expert_bytes(), draft].into_iter().fold(0, u64::saturating_add)
 }
 
 /// The micro-batch that serves a request soonest.
@@ -180,7 +215,10 @@ fn best_cache(
     context: u64,
     threads: u64,
 ) -> Option<CachePlan> {
-    let batches = usage.batch.map_or_else(|| BATCHES.to_vec(), |batch| vec![batch]);
+    // Passes that are longer than the prompt are not filled.
+    let most = usage.request().0.next_multiple_of(HOST_BATCH);
+    let open = || BATCHES.into_iter().filter(|batch| *batch <= most).collect();
+    let batches: Vec<u64> = usage.batch.map_or_else(open, |batch| vec![batch]);
     let plans = batches.into_iter().filter_map(|batch| cache(model, machine, cards, usage, (context, batch), threads));
     let seconds = |plan: &CachePlan| request_seconds(usage, &plan.prompt, &plan.decode);
     plans.min_by(|one, other| seconds(one).total_cmp(&seconds(other)))
@@ -196,7 +234,7 @@ pub(super) fn context(model: &Model, cards: &[&Card], usage: &Usage) -> (u64, St
     if cards.is_empty() || !usage.fit {
         return (most, "The model was trained for it.".to_owned());
     }
-    let batch = usage.batch.unwrap_or(512);
+    let batch = usage.batch.unwrap_or(HOST_BATCH);
     let all = model.layers.len();
     // What a context takes in all, and what it may take: the part of the memory beside dense weights that the plugin reports, less the margin.
     let need = |context: u64| {
@@ -241,7 +279,7 @@ pub(super) fn context(model: &Model, cards: &[&Card], usage: &Usage) -> (u64, St
 /// The longest context with which the rest fits the cards.
 pub fn longest_context(model: &Model, machine: &Machine, usage: &Usage) -> u64 {
     let (cards, _) = machine.cards_and_others();
-    let batch = usage.batch.unwrap_or(512);
+    let batch = usage.batch.unwrap_or(HOST_BATCH);
     let fits = |context: u64| cache(model, machine, &cards, usage, (context, batch), 1).is_some();
     let (mut low, mut high) = (0_u64, model.train_context.saturating_mul(usage.streams()) / CONTEXT_STEP + 1);
     while high - low > 1 {
@@ -293,15 +331,19 @@ impl Plan {
             }
         }
         let most = usage.pin_budget.unwrap_or(machine.usable() / 4 * 3);
-        self.pin_budget = if self.load == LoadMode::Mapped { 0 } else { most.min(model.expert_bytes()) };
+        let in_file = self.load == LoadMode::Mapped && (short || usage.from_file);
+        self.pin_budget = if in_file { 0 } else { most.min(model.expert_bytes()) };
     }
 
     fn take(&mut self, cache: CachePlan) {
         self.mode = Mode::Cache;
         self.batch = cache.batch;
         self.hits = Some((cache.hits, cache.ground));
-        self.decode = Some(cache.decode);
-        self.prompt = Some(cache.prompt);
+        // Nobody predicts how fast processors are in the place of a card.
+        if cache.cards.iter().all(|card| card.name != HOST) {
+            self.decode = Some(cache.decode);
+            self.prompt = Some(cache.prompt);
+        }
         self.cards = cache.cards;
     }
 
@@ -315,69 +357,113 @@ impl Plan {
         }
     }
 
-    /// The plugin's cache, or stock alone.
-    fn choose_mode(&mut self, model: &Model, cards: &[&Card], usage: &Usage, best: Option<CachePlan>) {
-        let fits = self.stock.as_ref().is_some_and(|stock| stock.fits);
-        // Who names our device has it, as long as there is a cache at all.
-        let asked = usage.cache_asked || usage.named;
-        let layers_by_hand = usage.layers.is_some_and(|layers| !usage.named || layers <= model.layers.len() as u64);
-        let reason = 'reason: {
-            if cards.is_empty() {
-                break 'reason "There is no card, so the processors compute everything.".to_owned();
+    /// The plugin, or stock alone: what a preloaded library decides as well.
+    fn choose_mode(&mut self, model: &Model, machine: &Machine, usage: &Usage, best: Option<CachePlan>) {
+        let reason = self.reason_for_stock(model, machine, usage, best.as_ref());
+        let Some(reason) = reason else {
+            self.helps = true;
+            let words = self.words_of_cache(usage, best.as_ref());
+            if let Some(cache) = best {
+                self.take(cache);
             }
-            if !model.has_experts() {
-                break 'reason "The model has no experts.".to_owned();
-            }
-            if self.stock.as_ref().is_some_and(|stock| stock.fits && stock.is_whole(model)) && !asked {
-                break 'reason "Everything fits the cards, and then nothing is faster than stock.".to_owned();
-            }
-            if usage.cache == CacheSize::Off {
-                break 'reason "The cache is off (cache=off).".to_owned();
-            }
-            if (layers_by_hand || usage.cpu_experts.is_some() || usage.by_hand) && !usage.cache_asked {
-                break 'reason "-ngl, -ncmoe, -cmoe, -ot or -ncffn place weights by hand, so the cache stays off unless it is asked for (cache=auto).".to_owned();
-            }
-            let Some(cache) = best else {
-                break 'reason format!(
-                    "Dense weights, context and buffers do not fit beside the {} MiB of vram-reserve-mb.",
-                    usage.reserve / MIB
-                );
-            };
-            let arena: u64 = cache.cards.iter().map(|card| card.arena).sum();
-            if arena < LEAST_ARENA && !asked {
-                break 'reason format!("Only {} MiB would be left for experts.", arena / MIB);
-            }
-            let ours = request_seconds(usage, &cache.prompt, &cache.decode);
-            let stocks = self.stock.as_ref().filter(|stock| stock.fits);
-            let theirs = stocks.map(|stock| request_seconds(usage, &stock.prompt, &stock.decode));
-            if theirs.is_some_and(|theirs| ours >= theirs) && !asked {
-                break 'reason "Stock's placement is predicted to serve a request as fast as the cache.".to_owned();
-            }
-            let (prompt, answer) = usage.request;
-            let times = theirs.map_or_else(String::new, |theirs| {
-                format!(" A request of {prompt} and {answer} tokens should take {ours:.1} s, {theirs:.1} s with stock's best placement.")
-            });
-            let words = format!(
-                "{} MiB of the cards hold the experts in use, {:.0}% of all; the processors compute the others.{times}",
-                arena / MIB,
-                100.0 * cache.cards.iter().map(|card| card.slots).sum::<u64>() as f64
-                    / cache.cards.iter().map(|card| card.blocks).sum::<u64>().max(1) as f64
-            );
-            self.take(cache);
-            self.choose("experts", "cache", words);
-            return;
+            self.mode = Mode::Cache;
+            return self.choose("experts", "cache", words);
         };
         self.take_stock();
         self.choose("experts", "stock", reason);
-        if !cards.is_empty() && !fits {
-            self.warnings.push(match &self.stock {
-                Some(_) => "the flags that were set ask for more memory than the cards have free: llama.cpp would fail to start".to_owned(),
-                None => format!(
-                    "not even the buffers for computing fit the cards with {} tokens of context; take a shorter one (-c), or a smaller -ub",
-                    self.context
-                ),
-            });
+        if machine.cards_and_others().0.is_empty() || self.stock.as_ref().is_some_and(|stock| stock.fits) {
+            return;
         }
+        self.warnings.push(match &self.stock {
+            Some(_) => "the flags that were set ask for more memory than the cards have free: llama.cpp would fail to start".to_owned(),
+            None => format!(
+                "not even the buffers for computing fit the cards with {} tokens of context; take a shorter one (-c), or a smaller -ub",
+                self.context
+            ),
+        });
+    }
+
+    /// Why the plugin stays out, as a sentence; `None` if it does not.
+    fn reason_for_stock(
+        &self,
+        model: &Model,
+        machine: &Machine,
+        usage: &Usage,
+        best: Option<&CachePlan>,
+    ) -> Option<String> {
+        let (cards, _) = machine.cards_and_others();
+        if !model.has_experts() {
+            return Some("The model has no experts.".to_owned());
+        }
+        if let Standing::Left(words) = &usage.standing {
+            return Some(format!("{words}."));
+        }
+        if cards.is_empty() {
+            let reason = machine.no_cards.clone();
+            return Some(format!("{}.", reason.unwrap_or_else(|| "no local GPU was found".to_owned())));
+        }
+        if matches!(usage.standing, Standing::Ours(_)) {
+            return None;
+        }
+        if self.fits {
+            return Some("Everything fits the cards, and then nothing is faster than stock.".to_owned());
+        }
+        // Processors in the place of a card were asked for; how fast that is nobody asks.
+        if cards.iter().any(|card| card.is_host()) {
+            return None;
+        }
+        if usage.cache == CacheSize::Off {
+            return Some("The cache is off (cache=off).".to_owned());
+        }
+        let Some(cache) = best else {
+            return Some(format!(
+                "Dense weights, context and buffers do not fit beside the {} MiB of vram-reserve-mb.",
+                usage.reserve / MIB
+            ));
+        };
+        let arena: u64 = cache.cards.iter().map(|card| card.arena).sum();
+        if arena < LEAST_ARENA && !usage.cache_asked {
+            let sized = if cards.iter().all(|card| card.may_cache(usage)) {
+                ""
+            } else {
+                " Over this kind of device there is a cache only with a size (cache=MIB) or with vram-budget-mb."
+            };
+            return Some(format!("Only {} MiB would be left for experts.{sized}", arena / MIB));
+        }
+        let (ours, theirs) = self.seconds(usage, cache);
+        (theirs.is_some_and(|theirs| ours >= theirs) && !usage.cache_asked)
+            .then(|| "Stock's placement is predicted to serve a request as fast as the cache.".to_owned())
+    }
+
+    /// Seconds of a request with the cache, and with stock's best placement.
+    fn seconds(&self, usage: &Usage, cache: &CachePlan) -> (f64, Option<f64>) {
+        let stocks = self.stock.as_ref().filter(|stock| stock.fits);
+        let theirs = stocks.map(|stock| request_seconds(usage, &stock.prompt, &stock.decode));
+        (request_seconds(usage, &cache.prompt, &cache.decode), theirs)
+    }
+
+    fn words_of_cache(&self, usage: &Usage, cache: Option<&CachePlan>) -> String {
+        let named = match &usage.standing {
+            Standing::Ours(words) => format!(" {words} names it."),
+            _ => String::new(),
+        };
+        let Some(cache) = cache else {
+            return format!(
+                "Experts stay in RAM. Dense weights, context and buffers do not fit beside the {} MiB of vram-reserve-mb, so there is no cache.{named}",
+                usage.reserve / MIB
+            );
+        };
+        let (ours, theirs) = self.seconds(usage, cache);
+        let (prompt, answer) = usage.request();
+        let times = theirs.filter(|_| !cache.cards.iter().any(|card| card.name == HOST)).map_or_else(String::new, |theirs| {
+            format!(" A request of {prompt} and {answer} tokens should take {ours:.1} s, {theirs:.1} s with stock's best placement.")
+        });
+        let sum = |of: fn(&CardPlan) -> u64| cache.cards.iter().map(of).sum::<u64>();
+        format!(
+            "{} MiB of the cards hold the experts in use, {:.0}% of all; the processors compute the others.{times}{named}",
+            sum(|card| card.arena) / MIB,
+            100.0 * sum(|card| card.slots) as f64 / sum(|card| card.blocks).max(1) as f64
+        )
     }
 
     fn choose_rest(&mut self, model: &Model, machine: &Machine, cards: &[&Card], usage: &Usage) {
@@ -399,7 +485,8 @@ impl Plan {
             };
             format!(
                 "Of {BATCHES:?} it serves a request of {} and {} tokens soonest{room}: longer passes bring experts to the card less often, but compute slower from 4096 tokens on and take memory of experts.",
-                usage.request.0, usage.request.1
+                usage.request().0,
+                usage.request().1
             )
         };
         self.choose("micro-batch", self.batch.to_string(), batch);

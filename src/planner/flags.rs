@@ -4,13 +4,14 @@
 //! Invariants: any words are accepted; a flag that is not known here is skipped, and so is a value that cannot be read.
 //! Threads: none. Does not: open files: the draft model is named, not read.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::MIB;
 use super::choose::LoadMode;
 use super::usage::Usage;
 use crate::arguments;
-use crate::config::{self, CacheSize};
+use crate::config::{self, CacheSize, Config, ExpertsFrom, PolicyOrder};
+use crate::explicit::{Call, Explicit, Standing, standing};
 use crate::model::downloads::{Download, Variable};
 use crate::model::types::TYPES;
 
@@ -35,12 +36,16 @@ pub struct Flags {
     pub off: bool,
     /// What is wrong with the settings of the plugin.
     pub faults: Vec<String>,
+    /// What the user set by hand.
+    pub explicit: Explicit,
+    /// A batch (`-b`), which no micro-batch is longer than.
+    whole_batch: Option<u64>,
     /// What is wanted.
     pub usage: Usage,
 }
 
 /// Flags and their variables: names, the variable, whether a value follows.
-const KNOWN: [(&[&str], &str, bool); 28] = [
+const KNOWN: [(&[&str], &str, bool); 29] = [
     (&["-m", "--model"], "LLAMA_ARG_MODEL", true),
     (&["-hf", "-hfr", "--hf-repo"], "LLAMA_ARG_HF_REPO", true),
     (&["-hff", "--hf-file"], "LLAMA_ARG_HF_FILE", true),
@@ -52,6 +57,7 @@ const KNOWN: [(&[&str], &str, bool); 28] = [
     (&["-np", "--parallel"], "LLAMA_ARG_N_PARALLEL", true),
     (&["-kvu", "--kv-unified"], "LLAMA_ARG_KV_UNIFIED", false),
     (&["-no-kvu", "--no-kv-unified"], "", false),
+    (&["-b", "--batch-size"], "LLAMA_ARG_BATCH", true),
     (&["-ub", "--ubatch-size"], "LLAMA_ARG_UBATCH", true),
     (&["-t", "--threads"], "LLAMA_ARG_THREADS", true),
     (&["-ngl", "--gpu-layers", "--n-gpu-layers"], "LLAMA_ARG_N_GPU_LAYERS", true),
@@ -73,6 +79,42 @@ const KNOWN: [(&[&str], &str, bool); 28] = [
 
 fn is_true(value: &str) -> bool {
     matches!(value, "on" | "1" | "true" | "enabled")
+}
+
+/// llama.cpp's own micro-batch.
+pub const HOST_BATCH: u64 = 512;
+
+/// Reads the command line of a program as that program means it; the first word is its name.
+pub fn of_program(words: &[String], variable: impl Fn(&str) -> Option<String>) -> Flags {
+    let name = words.first().and_then(|word| Path::new(word).file_name()?.to_str()).unwrap_or_default().to_owned();
+    let rest = words.get(1..).unwrap_or_default();
+    let mut flags = read(rest, name.contains("server"), variable);
+    let usage = &mut flags.usage;
+    if name.contains("bench") {
+        // A bench fits nothing unless it is asked to, has a context for each test, and prints the passes that it was given.
+        usage.fit = rest.iter().any(|word| word == "-fitt" || word == "--fit-target");
+        usage.context = Some(bench_context(rest));
+        usage.batch = usage.batch.or_else(|| Some(most(rest, ["-ub", "--ubatch-size"], HOST_BATCH)));
+    } else if name.contains("perplexity") || name.contains("imatrix") {
+        // Chunks of this length, as many together as a batch holds.
+        usage.context = Some(usage.context.unwrap_or(512).max(2048));
+    }
+    flags
+}
+
+/// The largest number of a list behind a flag.
+fn most(words: &[String], names: [&str; 2], default: u64) -> u64 {
+    let value = words.iter().rposition(|word| names.contains(&word.as_str())).and_then(|at| words.get(at + 1));
+    let numbers = value.map(|value| value.split(',').filter_map(|number| number.parse::<u64>().ok()).max());
+    numbers.flatten().unwrap_or(default)
+}
+
+/// The longest of a bench's tests.
+fn bench_context(words: &[String]) -> u64 {
+    let pair = words.iter().rposition(|word| word == "-pg").and_then(|at| words.get(at + 1));
+    let pair = pair.map_or(0, |value| value.split(',').filter_map(|number| number.parse::<u64>().ok()).sum());
+    let tests = most(words, ["-p", "--n-prompt"], 512).max(most(words, ["-n", "--n-gen"], 128)).max(pair);
+    tests.saturating_add(most(words, ["-d", "--n-depth"], 0)).max(1)
 }
 
 /// Reads flags. `server`: the program is one that takes several requests, four slots if nothing else is said. `variable` reads the
@@ -97,6 +139,8 @@ pub fn read(words: &[String], server: bool, variable: impl Fn(&str) -> Option<St
     flags.off = ours.off;
     flags.settings = config::merged(&flags.settings, &ours.settings);
     flags.faults.extend(ours.faults.into_iter().map(|fault| format!("{fault}; it is ignored")));
+    let own: Vec<&[u8]> = ours.kept.iter().filter_map(|at| all.get(*at).copied()).collect();
+    flags.explicit = Explicit::read(&own, &variable);
     let mut kept = ours.kept.iter().skip(1).filter_map(|at| words.get(at - 1));
     while let Some(word) = kept.next() {
         // The host takes `_` for `-` in long names.
@@ -153,6 +197,7 @@ impl Flags {
             "-kvu" => usage.unified = true,
             "-no-kvu" => usage.unified = false,
             "-ub" => usage.batch = number.filter(|number| *number > 0).or(usage.batch),
+            "-b" => self.whole_batch = number.filter(|number| *number > 0).or(self.whole_batch),
             "-t" => usage.threads = number.filter(|number| *number > 0),
             "-ngl" => usage.layers = if value == "all" { Some(u64::MAX) } else { number },
             "-ncmoe" => usage.cpu_experts = number,
@@ -198,7 +243,30 @@ impl Flags {
         usage.pin_budget = config.pin_budget_mb.map(|mib| mib.saturating_mul(MIB));
         usage.threads = usage.threads.or(config.threads.map(u64::from));
         usage.cache_asked &= !self.off;
-        usage.named = !self.off && !self.devices.is_empty() && self.devices.iter().all(|name| name.starts_with("MoE"));
+        usage.stream_from = config.stream_min_tokens;
+        usage.from_file = config.experts.from == ExpertsFrom::File;
+        usage.whole_layers = config.experts.order == PolicyOrder::Layers;
+        let open = self.explicit.batch.is_none();
+        usage.batch = match (usage.batch, self.whole_batch) {
+            (batch, Some(whole)) => Some(batch.unwrap_or(HOST_BATCH).min(whole)),
+            (None, None) if open => config.pass_tokens.map(u64::from),
+            (batch, None) => batch,
+        };
+        self.stand(None);
+    }
+
+    /// What the flags decide before any device is asked, for a model of so many layers.
+    pub fn stand(&mut self, layers: Option<u64>) {
+        self.usage.standing = if self.off {
+            Standing::Left("--moe off was given".to_owned())
+        } else {
+            standing(&self.explicit, self.usage.cache_asked, Call::default(), layers)
+        };
+    }
+
+    /// The plugin's settings.
+    pub fn config(&self) -> Config {
+        config::parse(&self.settings).0
     }
 }
 
@@ -267,6 +335,32 @@ mod tests {
         assert_eq!((flags.fetched_file.as_deref(), flags.draft_file(&|_| None)), (Some("f"), None));
         assert_eq!(of("-m x").model_file(&|_| None), Ok("x".into()));
         assert_eq!(of("-c 5").model_file(&|_| None), Err(String::new()));
+    }
+
+    #[test]
+    fn programs_mean_them_differently() {
+        let of = |line: &str| of_program(&line.split(' ').map(str::to_owned).collect::<Vec<_>>(), |_| None);
+        let context = |line: &str| of(line).usage.context;
+        assert_eq!(context("/x/llama-server -m y"), None);
+        assert_eq!((of("llama-server -m y").usage.parallel, of("llama-cli -m y").usage.parallel), (4, 1));
+        assert_eq!(context("llama-bench -m y"), Some(512));
+        assert_eq!(context("llama-bench -p 512,4096 -n 9 -d 100,200"), Some(4296));
+        assert_eq!(context("llama-bench -p 0 -n 0 -pg 3000,500"), Some(3500));
+        assert_eq!((of("llama-bench").usage.fit, of("llama-bench -fitt 9").usage.fit), (false, true));
+        assert_eq!(context("llama-perplexity -c 4096"), Some(4096));
+        assert_eq!(context("llama-perplexity"), Some(2048));
+        assert!(of("llama-server").usage.fit);
+        let batch = |line: &str| of(line).usage.batch;
+        assert_eq!(
+            (batch("llama-bench"), batch("llama-bench -ub 64,4096"), batch("llama-cli")),
+            (Some(512), Some(4096), None)
+        );
+        assert_eq!(
+            (batch("llama-cli -b 4096"), batch("llama-cli -b 64"), batch("llama-cli -b 64 -ub 99")),
+            (Some(512), Some(64), Some(64))
+        );
+        assert_eq!(batch("llama-cli --moe pass-tokens=96"), Some(96));
+        assert_eq!(batch("llama-cli -ub 64 --moe pass-tokens=96"), Some(64));
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub fn value(model: &Model, plan: &Plan) -> Value {
             "architecture": model.shape.architecture, "layers": model.layers.len(), "experts_mib": mib(model.expert_bytes()),
             "dense_mib": mib(model.dense_bytes()), "tables_mib": mib(model.input_bytes), "train_context": model.train_context,
         },
-        "mode": mode(plan.mode), "context": plan.context, "batch": plan.batch, "threads": plan.threads,
+        "mode": mode(plan.mode), "plugin": plan.helps, "fits": plan.fits, "context": plan.context, "batch": plan.batch, "threads": plan.threads,
         "pin_budget_mib": mib(plan.pin_budget), "load": if plan.load == LoadMode::Mapped { "mmap" } else { "none" },
         "expected_hits": plan.hits.map(|(hits, _)| hits), "hits_rest_on": plan.hits.map(|(_, rest)| ground(rest)),
         "cards": cards, "decode": plan.decode.as_ref().map(speed), "prompt": plan.prompt.as_ref().map(speed), "stock": stock,

@@ -6,7 +6,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{MIB, whole};
+use super::{MIB, Usage, whole};
+use crate::config::CacheSize;
 
 /// Where a rate comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +73,27 @@ pub struct Machine {
     pub disk_gbs: Option<f64>,
     /// Its cards.
     pub cards: Vec<Card>,
+    /// Why the plugin stands in front of none of them, if so; not recorded.
+    pub no_cards: Option<String>,
+}
+
+/// The processors as a device of ggml's.
+pub const HOST: &str = "CPU";
+
+impl Card {
+    /// Whether this is no card, but the processors in the place of one (`inner=CPU`).
+    pub fn is_host(&self) -> bool {
+        self.name == HOST
+    }
+
+    /// Whether there may be a cache on it: of its own accord over CUDA only, elsewhere with a size or a budget.
+    pub fn may_cache(&self, usage: &Usage) -> bool {
+        match usage.cache {
+            CacheSize::Off => false,
+            CacheSize::Mib(_) | CacheSize::SlotsPerLayer(_) => true,
+            CacheSize::Auto => self.name.starts_with("CUDA") || usage.budget.is_some(),
+        }
+    }
 }
 
 impl Machine {
@@ -120,6 +142,7 @@ impl Machine {
             cpu: fields.source("cpu_source")?,
             disk_gbs: fields.number("disk_gbs")?,
             cards,
+            no_cards: None,
         })
     }
 
@@ -222,6 +245,7 @@ mod tests {
             cpu_gbs: 41.5,
             cpu: Source::Measured,
             disk_gbs: None,
+            no_cards: None,
             cards: vec![Card {
                 name: "CUDA0".into(),
                 total: 8192 * MIB,

@@ -61,6 +61,8 @@ pub struct Model {
     pub vocabulary: u64,
     /// Heads of attention, the most of all layers.
     pub heads: u64,
+    /// Values of a head's key and of its value together.
+    pub head_values: u64,
     /// The context that it was trained for.
     pub train_context: u64,
 }
@@ -115,13 +117,19 @@ impl Model {
         for (layer, memory) in layers.iter_mut().zip(attention::memories(first, &architecture, &own)) {
             layer.memory = memory;
         }
+        let heads = number("attention.head_count").max(1);
+        let of_head = |name: &str| match number(name) {
+            0 => number("embedding_length") / heads,
+            told => told,
+        };
         Ok(Self {
             layers,
             output_bytes,
             input_bytes: shape.input_bytes,
             width: number("embedding_length"),
             vocabulary,
-            heads: number("attention.head_count").max(1),
+            heads,
+            head_values: of_head("attention.key_length").saturating_add(of_head("attention.value_length")),
             train_context: number("context_length").max(1),
             shape,
         })

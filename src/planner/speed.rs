@@ -1,6 +1,6 @@
-//! How fast a placement should decode and take prompts, and what bounds it.
+//! How fast a placement should decode, and what bounds it.
 //!
-//! Owns: both predictions, and the constants that were fitted to measurements. docs/planner.md has the formulas, where each constant comes
+//! Owns: that prediction, what it and the one of prompts (`prompts`) rest on, and the constants that were fitted to measurements. docs/planner.md has the formulas, where each constant comes
 //! from, and how far the predictions lie from what was measured.
 //! Invariants: a faster link, processor or card, more memory on it or more hits never make a prediction slower.
 //! Threads: none. Does not: choose a placement.
@@ -8,36 +8,24 @@
 use super::cards::{Ability, kernel_gbs};
 use super::machine::Machine;
 use super::model::{Layer, Model};
+use super::prompts::Ways;
 
-/// Time of a layer's kernels in decoding, beside the reading of its weights, microseconds.
-const LAYER_US: f64 = 58.0;
-/// The same in a pass of a prompt.
-const PASS_LAYER_US: f64 = 110.0;
+/// Time of a layer's kernels in decoding, beside the reading of its weights, microseconds; of those of a pass as well.
+pub(super) const LAYER_US: f64 = 58.0;
 /// What the plugin adds to a layer of experts.
 const PLUGIN_US: f64 = 6.0;
 /// Going to the processors and back, for a layer.
-const ROUND_US: f64 = 30.0;
+pub(super) const ROUND_US: f64 = 30.0;
 /// The part of a card's memory rate that reading weights reaches.
-const CARD_PART: f64 = 0.75;
+pub(super) const CARD_PART: f64 = 0.75;
 /// The part of the RAM's rate, and of the kernels', that the plugin's threads reach.
 const TEAM_PARTS: [f64; 2] = [0.68, 0.72];
 /// The same of stock's.
 const STOCK_PARTS: [f64; 2] = [0.60, 0.60];
 /// What one use of an expert less per B_cpu/B_link costs in hits.
 const HITS_PER_PAYBACK: f64 = 0.005;
-/// Passes longer than this lose speed on the card, down to [`LONG_LOSS`] of it with three times as many tokens.
-const LONG_PASS: f64 = 4096.0;
-const LONG_LOSS: f64 = 0.58;
-/// How much of the shorter of computing and copying is not hidden behind the longer one.
-const NOT_HIDDEN: f64 = 0.5;
-/// Tokens of one text use each other's experts: so many count for `tokens` to this power.
-const ALIKE: f64 = 0.6;
-/// The shortest pass for which experts are brought to the card.
-pub const LEAST_PASS: u64 = 32;
-/// What a thread computes of prompts, 10^12 operations per second; a guess.
-const THREAD_TFLOPS: f64 = 0.05;
 /// A disk of which nothing is known, 10^9 bytes per second.
-const DISK_GBS: f64 = 2.0;
+pub(super) const DISK_GBS: f64 = 2.0;
 
 /// What takes most of the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +67,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    fn of(tokens: f64, microseconds: f64, parts: Vec<(Bound, f64)>) -> Self {
+    pub(super) fn of(tokens: f64, microseconds: f64, parts: Vec<(Bound, f64)>) -> Self {
         let bound = parts.iter().max_by(|one, other| one.1.total_cmp(&other.1)).map_or(Bound::Gpu, |(bound, _)| *bound);
         Self { rate: tokens * 1e6 / microseconds.max(1e-9), bound, parts }
     }
@@ -124,6 +112,8 @@ pub struct Setting<'a> {
     pub engine: Engine,
     /// The part of a layer's experts that a pass uses, if it is known.
     pub touched: Option<f64>,
+    /// How experts and inputs of passes reach the card.
+    pub ways: Ways,
 }
 
 /// 10^9 bytes per second of this layer's experts that the threads get through.
@@ -148,7 +138,7 @@ pub fn hits_on_link(hits: f64, cpu_gbs: f64, link_gbs: f64) -> f64 {
 }
 
 /// The part of the model's experts that does not fit the RAM, and is read from the disk.
-fn on_disk(setting: &Setting<'_>) -> f64 {
+pub(super) fn on_disk(setting: &Setting<'_>) -> f64 {
     let experts = setting.model.expert_bytes() as f64;
     let room = setting.machine.room() as f64;
     if experts > room { (experts - room) / experts } else { 0.0 }
@@ -189,48 +179,10 @@ pub fn decode(setting: &Setting<'_>) -> Speed {
     Speed::of(1.0, parts.iter().map(|(_, us)| us).sum(), parts)
 }
 
-/// A prompt of so many tokens in passes of at most `batch`, all of the same length.
-pub fn prompt(setting: &Setting<'_>, tokens: u64, batch: u64) -> Speed {
-    let passes = tokens.div_ceil(batch.max(1)).max(1);
-    let each = tokens as f64 / passes as f64;
-    let (mut gpu, mut link, mut cpu) = (0.0, 0.0, 0.0);
-    let long = 1.0 + LONG_LOSS * ((each - LONG_PASS).max(0.0) / (2.0 * LONG_PASS));
-    for (layer, place) in setting.model.layers.iter().zip(setting.places) {
-        let share = layer.used as f64 / layer.experts.max(1) as f64;
-        let operations = 2.0 * (layer.dense_values as f64 + share * layer.expert_values as f64) * each;
-        let touched = setting.touched.unwrap_or_else(|| 1.0 - (1.0 - share).powf(each.powf(ALIKE))).clamp(0.0, 1.0);
-        let weights = layer.dense_bytes as f64 + touched * layer.expert_bytes as f64;
-        let held = place.held.clamp(0.0, 1.0);
-        // Stock brings layers of the processors to the first card as well.
-        let Some((ability, rate)) = setting.cards.get(place.card.unwrap_or(0)) else {
-            cpu += operations / (setting.threads.max(1) as f64 * THREAD_TFLOPS * 1e12) * 1e6;
-            continue;
-        };
-        gpu += PASS_LAYER_US
-            + weights / (CARD_PART * ability.memory_gbs) / 1e3
-            + operations * long / ability.prompt_tflops / 1e6;
-        let dense = if place.card.is_none() { layer.dense_bytes as f64 } else { 0.0 };
-        link += ((1.0 - held) * touched * layer.expert_bytes as f64 + dense) / rate.max(0.01) / 1e3;
-    }
-    let disk = link_bytes(setting) * on_disk(setting) / setting.machine.disk_gbs.unwrap_or(DISK_GBS).max(0.01) / 1e3;
-    let moved = link.max(disk);
-    let us = match setting.engine {
-        Engine::Stock => gpu + moved,
-        Engine::Ours => gpu.max(moved) + NOT_HIDDEN * gpu.min(moved),
-    };
-    let parts = vec![(Bound::Gpu, gpu), (Bound::Link, link), (Bound::Cpu, cpu), (Bound::Disk, disk)];
-    Speed::of(each, us + cpu, parts)
-}
-
-/// Bytes of experts that a pass reads of RAM, at most.
-fn link_bytes(setting: &Setting<'_>) -> f64 {
-    let layers = setting.model.layers.iter().zip(setting.places);
-    layers.map(|(layer, place)| (1.0 - place.held.clamp(0.0, 1.0)) * layer.expert_bytes as f64).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::cards::ability;
+    use super::super::prompts::prompt;
     use super::super::samples;
     use super::*;
     use proptest::prelude::*;
@@ -249,6 +201,7 @@ mod tests {
             threads: 8,
             engine,
             touched: None,
+            ways: Ways::default(),
         };
         (decode(&setting).rate, prompt(&setting, 4096, 2048).rate)
     }
@@ -269,6 +222,7 @@ mod tests {
                 threads: 8,
                 engine: Engine::Ours,
                 touched: None,
+                ways: Ways::default(),
             };
             (decode(&setting).bound, prompt(&setting, 2048, 2048).bound)
         };
@@ -291,6 +245,7 @@ mod tests {
             threads: 8,
             engine: Engine::Ours,
             touched: None,
+            ways: Ways::default(),
         };
         assert_eq!(decode(&setting).bound, Bound::Disk);
     }

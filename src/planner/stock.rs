@@ -6,11 +6,13 @@
 //! Invariants: no card is given more than it has free less its margin, unless flags of the user's ask for it; then `fits` is false.
 //! Threads: none. Does not: choose a context.
 
+use super::choose::LoadMode;
 use super::machine::Machine;
 use super::memory::{compute_bytes, context_bytes};
 use super::model::Model;
+use super::prompts::{Ways, prompt};
 use super::room::{CardRoom, rooms};
-use super::speed::{Engine, Place, Setting, Speed, decode, prompt};
+use super::speed::{Engine, Place, Setting, Speed, decode};
 use super::usage::Usage;
 use super::{Card, cards};
 
@@ -173,6 +175,7 @@ impl Try<'_> {
             threads,
             engine: Engine::Stock,
             touched: self.usage.touched,
+            ways: Ways { pageable: self.usage.load == Some(LoadMode::Mapped), ..Ways::default() },
         };
         Some(StockPlan {
             gpu_layers: (count - first) as u64 + 1,
@@ -181,7 +184,7 @@ impl Try<'_> {
             batch: self.batch,
             fits,
             decode: decode(&setting),
-            prompt: prompt(&setting, self.usage.request.0, self.batch),
+            prompt: prompt(&setting, self.usage.request().0, self.batch),
             cards,
         })
     }
@@ -201,7 +204,7 @@ impl Try<'_> {
 
 /// Seconds that a request takes.
 pub fn request_seconds(usage: &Usage, prompt: &Speed, decode: &Speed) -> f64 {
-    usage.request.0 as f64 / prompt.rate.max(1e-9) + usage.request.1 as f64 / decode.rate.max(1e-9)
+    usage.request().0 as f64 / prompt.rate.max(1e-9) + usage.request().1 as f64 / decode.rate.max(1e-9)
 }
 
 /// Everything on the processors.
@@ -216,6 +219,7 @@ fn without_cards(model: &Model, machine: &Machine, usage: &Usage, threads: u64) 
         threads,
         engine: Engine::Stock,
         touched: usage.touched,
+        ways: Ways::default(),
     };
     let batch = usage.batch.unwrap_or(512);
     StockPlan {
@@ -226,7 +230,7 @@ fn without_cards(model: &Model, machine: &Machine, usage: &Usage, threads: u64) 
         batch,
         fits: true,
         decode: decode(&setting),
-        prompt: prompt(&setting, usage.request.0, batch),
+        prompt: prompt(&setting, usage.request().0, batch),
     }
 }
 

@@ -4,7 +4,9 @@
 //! Threads: none. Does not: parse a command line.
 
 use super::choose::LoadMode;
+use crate::explicit::Standing;
 use super::model::Model;
+use super::prompts::Ways;
 use super::{MIB, whole};
 use crate::config::CacheSize;
 use crate::model::types::Type;
@@ -47,8 +49,6 @@ pub struct Usage {
     pub cpu_experts: Option<u64>,
     /// Whether weights are placed by name (`-ot`, `-ncffn`).
     pub by_hand: bool,
-    /// Whether devices of ours are named (`--device MoE0`): then they are used, and `-ngl` for all layers says no more than that.
-    pub named: bool,
     /// Threads (`-t`).
     pub threads: Option<u64>,
     /// How weights are loaded (`-lm`).
@@ -67,10 +67,20 @@ pub struct Usage {
     pub lends: bool,
     /// The most bytes of RAM that are pinned (`pin-budget-mb`).
     pub pin_budget: Option<u64>,
-    /// Tokens of the prompt and of the answer for which speed is weighed against memory.
-    pub request: (u64, u64),
+    /// What settings decide, whatever the plan says.
+    pub standing: Standing,
+    /// Tokens of a pass from which on all experts of a layer are brought (`stream-min-tokens`).
+    pub stream_from: Option<u64>,
+    /// Experts stay in the file where it is mapped (`experts-from=file`).
+    pub from_file: bool,
+    /// The cache holds whole layers (`policy=layers`).
+    pub whole_layers: bool,
+    /// Tokens of the prompt and of the answer for which speed is weighed against memory; a long prompt that the context holds if not told.
+    pub request: Option<(u64, u64)>,
     /// The part of a layer's experts that a pass of a prompt uses; from the number of experts if not told.
     pub touched: Option<f64>,
+    /// How bytes reach the card in passes.
+    pub ways: Ways,
     /// What a state file says of hits with room for a share of the experts: pairs of share and hits, by share.
     pub learned: Vec<(f64, f64)>,
 }
@@ -93,7 +103,6 @@ impl Default for Usage {
             layers: None,
             cpu_experts: None,
             by_hand: false,
-            named: false,
             threads: None,
             load: None,
             cache: CacheSize::Auto,
@@ -103,14 +112,29 @@ impl Default for Usage {
             context_share: 0.30,
             lends: true,
             pin_budget: None,
-            request: (4096, 512),
+            standing: Standing::Open,
+            stream_from: None,
+            from_file: false,
+            whole_layers: false,
+            request: None,
             touched: None,
+            ways: Ways::default(),
             learned: Vec::new(),
         }
     }
 }
 
+/// The longest prompt for which passes are chosen: a longer one takes more of the same passes.
+const LONG_PROMPT: u64 = 12_288;
+/// Answers for which they are weighed.
+const ANSWER: u64 = 512;
+
 impl Usage {
+    /// Tokens of the prompt and of the answer for which speed is weighed against memory.
+    pub fn request(&self) -> (u64, u64) {
+        self.request.unwrap_or_else(|| (LONG_PROMPT.min(self.context.unwrap_or(LONG_PROMPT)).max(1), ANSWER))
+    }
+
     /// What is left free on a card by fitting.
     pub fn target(&self, card: usize) -> u64 {
         self.fit_target.get(card).or(self.fit_target.last()).copied().unwrap_or(1024 * MIB)

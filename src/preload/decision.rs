@@ -4,9 +4,11 @@
 //! Invariants: a setting that the user made is left alone. Threads: none; everything here is a pure function.
 //! Does not: read files, ask devices or plan (`planner::advice` does).
 
-use crate::explicit::Explicit;
+use crate::config::Config;
+use crate::explicit::{Call, Explicit, Standing, standing};
 use crate::model::moe::MoeShape;
 use crate::planner::Advice;
+use crate::planner::flags::Flags;
 
 /// What is done with one load.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,19 +25,6 @@ pub(crate) struct Decision {
     pub(crate) line: String,
 }
 
-/// What the caller of the load asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Call {
-    /// It names devices.
-    pub(crate) names_devices: bool,
-    /// It places layers or tensors.
-    pub(crate) places_weights: bool,
-    /// It splits what our devices cannot split.
-    pub(crate) splits_tensors: bool,
-    /// It says how the file is loaded.
-    pub(crate) sets_load: bool,
-}
-
 /// What is known of the user's settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wishes {
@@ -46,6 +35,19 @@ pub(crate) struct Wishes {
     pub(super) pass_tokens: Option<u32>,
     /// The program tells what its passes are, so that they are not to be changed by a plan.
     pub(super) states_passes: bool,
+}
+
+impl Wishes {
+    /// What the flags of a program and the settings say. `name` is the program's.
+    pub(super) fn of(name: &str, flags: &Flags, config: &Config) -> Self {
+        Self {
+            explicit: flags.explicit.clone(),
+            cache: flags.usage.cache_asked,
+            pass_tokens: config.pass_tokens,
+            // It prints the lengths that it was given.
+            states_passes: name.contains("llama-bench"),
+        }
+    }
 }
 
 /// The devices that would help.
@@ -67,27 +69,13 @@ impl Decision {
         if shape.expert_layers.is_empty() {
             return Some(Self::off(format!("{name} has no experts")));
         }
-        let explicit = &wishes.explicit;
-        if explicit.device.is_some() || call.names_devices {
-            let what = explicit.device.as_deref().unwrap_or("a choice of devices");
-            return Some(Self::off(format!("{what} was given and is left alone")));
-        }
-        if call.splits_tensors {
-            return Some(Self::off(
-                "a split of rows or tensors was asked for, which experts in RAM cannot follow".to_owned(),
-            ));
-        }
-        let placed = if explicit.placement.is_empty() && call.places_weights {
-            Some("a placement of layers or tensors".to_owned())
-        } else {
-            let flags: Vec<&str> = explicit.placement.iter().map(|it| it.flag.as_str()).collect();
-            (!flags.is_empty()).then(|| flags.join(", "))
-        };
-        match placed {
-            Some(what) if !wishes.cache => Some(Self::off(format!(
-                "{what} was given and is left alone, so there is no cache of experts; ask for one with --moe cache=auto, or leave it out"
-            ))),
-            _ => None,
+        match standing(&wishes.explicit, wishes.cache, call, Some(u64::from(shape.layers))) {
+            Standing::Open => None,
+            Standing::Left(words) => Some(Self::off(words)),
+            Standing::Ours(words) => {
+                let line = format!("on for {name}: {words} names the device, so nothing else is decided");
+                Some(Self { line, ..Self::off(String::new()) })
+            }
         }
     }
 
@@ -105,15 +93,18 @@ impl Decision {
         };
         let experts = shape.expert_bytes();
         let weights = experts.saturating_add(shape.dense_bytes);
-        let (fits, needs) = match advice {
+        let (stays_out, needs) = match advice {
             Some(advice) => (
-                advice.fits,
+                !advice.helps,
                 format!("{} MiB with {} tokens of context", mib(advice.need.max(weights)), advice.context),
             ),
             None => (weights <= free, format!("{} MiB of weights", mib(weights))),
         };
         let sizes = format!("{needs}, {} MiB free on {devices}", free >> 20);
-        if fits {
+        if let Some(reason) = advice.and_then(|advice| advice.reason.as_deref()) {
+            return Self::off(format!("{name}: {sizes}; {} llama.cpp runs as without ggml-moe", in_a_line(reason)));
+        }
+        if stays_out {
             return Self::off(format!("{name} fits: {sizes}; llama.cpp runs as without ggml-moe"));
         }
         // What fits by the sum alone does not with what llama.cpp leaves free on each card, or not in whole layers.
@@ -140,6 +131,13 @@ impl Decision {
     }
 }
 
+/// A sentence behind a semicolon.
+fn in_a_line(sentence: &str) -> String {
+    let mut letters = sentence.chars();
+    let first = letters.next().map(|letter| letter.to_lowercase().to_string()).unwrap_or_default();
+    format!("{first}{};", letters.as_str().trim_end_matches('.'))
+}
+
 /// MiB, rounded up.
 fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
@@ -162,25 +160,19 @@ mod tests {
         }
     }
 
-    fn placed(what: &str) -> Wishes {
-        let explicit = Explicit::read(&[b"x", what.as_bytes(), b"5"], &|_| None);
-        Wishes { explicit, ..Wishes::default() }
-    }
-
     #[test]
     fn settings_of_the_user_win() {
-        let of = |wishes: &Wishes, call| Decision::of_settings("m", &shape(90), wishes, call).map(|it| it.line);
-        assert_eq!(of(&Wishes::default(), Call::default()), None);
-        assert!(of(&placed("-ngl"), Call::default()).unwrap().starts_with("off: -ngl was given and is left alone"));
-        assert_eq!(of(&Wishes { cache: true, ..placed("-ngl") }, Call::default()), None, "a cache was asked for");
-        let call = Call { places_weights: true, ..Call::default() };
-        assert!(of(&Wishes::default(), call).unwrap().starts_with("off: a placement of layers"));
-        let named = Call { names_devices: true, ..Call::default() };
-        assert!(
-            of(&Wishes { cache: true, ..Wishes::default() }, named).unwrap().starts_with("off: a choice of devices")
-        );
-        let split = Call { splits_tensors: true, ..Call::default() };
-        assert!(of(&Wishes::default(), split).is_some());
+        let of = |wishes: &Wishes| {
+            Decision::of_settings("m", &shape(90), wishes, Call::default()).map(|it| (it.helps, it.line))
+        };
+        assert_eq!(of(&Wishes::default()), None);
+        let explicit = Explicit::read(&[b"x", b"-ngl", b"5"], &|_| None);
+        let (helps, line) = of(&Wishes { explicit, ..Wishes::default() }).unwrap();
+        assert!(!helps && line.starts_with("off: -ngl was given and is left alone"));
+        let explicit =
+            Explicit { device: Some("-dev".to_owned()), ours: Some("MoE0".to_owned()), ..Explicit::default() };
+        let (helps, line) = of(&Wishes { explicit, ..Wishes::default() }).unwrap();
+        assert!(!helps && line == "on for m: -dev MoE0 names the device, so nothing else is decided", "{line}");
         let dense = Decision::of_settings("m", &shape(0), &Wishes::default(), Call::default()).unwrap();
         assert_eq!(dense.line, "off: m has no experts");
     }
@@ -213,7 +205,9 @@ mod tests {
     #[test]
     fn a_plan_knows_more_than_weights() {
         let advice = Advice {
+            helps: true,
             fits: false,
+            reason: None,
             need: 150 << 20,
             context: 4096,
             batch: Some((2048, "so".to_owned())),
@@ -240,8 +234,21 @@ mod tests {
             "{}",
             close.line
         );
-        let fits = of(&Wishes::default(), Call::default(), &Advice { fits: true, need: 110 << 20, ..advice.clone() });
+        let fits = of(
+            &Wishes::default(),
+            Call::default(),
+            &Advice { helps: false, fits: true, need: 110 << 20, ..advice.clone() },
+        );
         assert!(!fits.helps && fits.line.starts_with("off: m fits: 110 MiB with 4096 tokens"), "{}", fits.line);
+        let reason = Some("Only 3 MiB would be left for experts.".to_owned());
+        let small = of(&Wishes::default(), Call::default(), &Advice { helps: false, reason, ..advice.clone() });
+        assert_eq!(
+            (small.helps, small.line.as_str()),
+            (
+                false,
+                "off: m: 150 MiB with 4096 tokens of context, 120 MiB free on MoE0 (CUDA0); only 3 MiB would be left for experts; llama.cpp runs as without ggml-moe"
+            )
+        );
         // What the user set.
         let keyed = Wishes { pass_tokens: Some(96), ..Wishes::default() };
         assert_eq!(of(&keyed, Call::default(), &advice).pass_tokens, Some(96));

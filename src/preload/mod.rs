@@ -6,6 +6,8 @@
 //! named, so that everything else is stock. Every decision is one line. Threads: any. No lock is held across a call into the host.
 //! Does not: know how llama.cpp passes things (`abi::llama` does).
 
+#[cfg(test)]
+mod agreement;
 mod decision;
 pub(crate) mod equal;
 mod help;
@@ -27,14 +29,15 @@ use crate::arguments;
 use crate::config;
 use crate::device::Mode;
 use crate::entry;
-use crate::explicit::{self, Explicit};
+use crate::explicit::{self, Call};
 use crate::model::gguf::{self, GgufError, Header};
 use crate::model::moe::MoeShape;
-use crate::planner::{Advice, flags::Flags};
+use crate::planner::flags::{self, Flags};
+use crate::planner::Advice;
 use crate::request::read_request;
 use crate::telemetry::log;
 
-use decision::{Call, Decision, Room, Wishes};
+use decision::{Decision, Room, Wishes};
 
 /// What the process was asked for; only if this is a llama.cpp that was not told to do without us.
 static ASKED: OnceLock<Asked> = OnceLock::new();
@@ -91,15 +94,10 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
     }
     let config = entry::settings_of_process();
     let words: Vec<String> = kept.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    let flags = flags::of_program(&words, variable);
     let asked = Asked {
-        wishes: Wishes {
-            explicit: Explicit::read(&kept, &variable),
-            cache: config.asks_for_cache(),
-            pass_tokens: config.pass_tokens,
-            // It prints the lengths that it was given.
-            states_passes: words.first().is_some_and(|name| name.contains("llama-bench")),
-        },
-        flags: planned::flags_of(&words, variable),
+        wishes: Wishes::of(words.first().map_or("", String::as_str), &flags, config),
+        flags,
         named: read_request(&kept.join(&0), variable("LLAMA_ARG_DEVICE").as_deref(), None).named,
         equal_passes: config.equal_passes,
     };
@@ -183,7 +181,7 @@ fn decide(files: &[PathBuf], asked: &Asked, call: Call) -> Option<Decision> {
         return Some(decision);
     }
     let room = room();
-    let advice = advice(&headers, asked, &room);
+    let advice = advice(&headers, asked, call, &room);
     Some(Decision::of_room((&name, &shape), &asked.wishes, call, &room, advice.as_ref()))
 }
 
@@ -195,10 +193,10 @@ fn headers(files: &[PathBuf]) -> Result<Vec<Header>, GgufError> {
 }
 
 /// What the planner says, where there are devices to plan with.
-fn advice(headers: &[Header], asked: &Asked, room: &Room) -> Option<Advice> {
+fn advice(headers: &[Header], asked: &Asked, call: Call, room: &Room) -> Option<Advice> {
     let Room::Free(..) = room else { return None };
     let devices = reg::all();
-    planned::advice(headers, &asked.flags, &asked.wishes.explicit, entry::settings_of_process(), &devices)
+    planned::advice(headers, &asked.flags, call, entry::settings_of_process(), &devices)
 }
 
 /// What our devices have. Makes them, but does not register them.

@@ -86,7 +86,7 @@ fn text(bytes: &[u8]) -> String {
 fn a_plan_is_printed_in_every_form() {
     let place = Place::new();
     let machine = place.path("machine.json");
-    let (table, work) = place.timed(&["plan", "-m", MODEL, "--machine", &machine, "--moe", "cache=6", "-c", "512"]);
+    let (table, work) = place.timed(&["plan", "-m", MODEL, "--machine", &machine, "--moe", "cache=6", "-c", "512", "--", "--device", "MoE0"]);
     assert!(work < 2.0, "a second is promised without measuring, not {work}");
     let table = text(&table.stdout);
     for words in [
@@ -100,15 +100,18 @@ fn a_plan_is_printed_in_every_form() {
         let words = words.replace("cache        6 MiB", "CUDA0");
         assert!(table.contains(&words), "{words}: {table}");
     }
-    let json: Value =
-        serde_json::from_slice(&place.plan(&["--moe", "cache=6", "-c", "512", "--json"]).stdout).expect("JSON");
+    let json: Value = serde_json::from_slice(
+        &place.plan(&["--moe", "cache=6", "-c", "512", "--json", "--", "--device", "MoE0"]).stdout,
+    )
+    .expect("JSON");
     assert_eq!((json["mode"].as_str(), json["context"].as_u64()), (Some("cache"), Some(512)));
     assert_eq!(json["cards"][0]["cache_mib"].as_u64(), Some(6));
     assert!(json["choices"].as_array().is_some_and(|all| all.len() > 4), "{json}");
     assert!(json["decode"]["tokens_per_second"].as_f64().is_some_and(|rate| rate > 0.0));
     let line = text(&place.plan(&["--args", "-c", "512", "--ubatch-size", "512"]).stdout);
     assert!(line.starts_with("-c 512 -ngl ") && line.lines().count() == 1, "{line}");
-    let ours = text(&place.plan(&["--args", "plugin", "--moe", "cache=6", "-c", "512"]).stdout);
+    let ours =
+        text(&place.plan(&["--args", "plugin", "--moe", "cache=6", "-c", "512", "--", "--device", "MoE0"]).stdout);
     assert!(ours.starts_with("--device MoE0 -c 512"), "{ours}");
 }
 
@@ -202,6 +205,33 @@ fn the_host_is_asked_for_devices_and_the_machine_can_be_kept() {
     assert!(text(&again.stdout).contains("GB/s (measured)"), "{}", text(&again.stdout));
     let recorded = place.call(&["plan", "-m", MODEL, "--machine", &kept, "-c", "512"]);
     assert!(recorded.status.success());
+}
+
+/// A second is promised without measuring, five with. A busy machine makes it longer, but not the time that processors spend on it.
+#[test]
+fn a_plan_takes_little_time() {
+    let place = Place::new();
+    place.write("llama-server", HOST);
+    let seconds = |words: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "\"$@\" > /dev/null; times", "sh", env!("CARGO_BIN_EXE_ggml-moe"), "plan", "-m", MODEL]);
+        command.args(words.split(' ')).env("LLAMA_CACHE", place.path("cache")).env_remove("LD_PRELOAD");
+        let told = text(&command.output().expect("a shell").stdout);
+        let minutes = |word: &str| {
+            let (minutes, seconds) = word.split_once('m')?;
+            Some(minutes.parse::<f64>().ok()? * 60.0 + seconds.strip_suffix('s')?.parse::<f64>().ok()?)
+        };
+        let of_children: Vec<f64> = told.lines().nth(1).unwrap_or_default().split(' ').filter_map(minutes).collect();
+        assert_eq!(of_children.len(), 2, "{told}");
+        of_children.iter().sum::<f64>()
+    };
+    let recorded = seconds(&format!("--machine {}", place.path("machine.json")));
+    assert!(recorded < 1.0, "{recorded} s without measuring");
+    let listed = seconds(&format!("--host-dir {}", place.path("")));
+    assert!(listed < 1.0, "{listed} s with a host that lists its devices");
+    let cores = std::thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64);
+    let measured = seconds(&format!("--host-dir {} --measure", place.path("")));
+    assert!(measured < 1.0 + 2.0 * cores, "{measured} s of {cores} processors with measuring");
 }
 
 #[test]

@@ -7,9 +7,11 @@ use ggml_moe::planner::memory::{compute_bytes, context_bytes};
 use ggml_moe::planner::{MIB, Model, Usage};
 
 use crate::architectures::plain_models;
-use crate::support::process::run;
-use crate::support::stock::{Side, program};
-use crate::support::text;
+use crate::summary::ran_in_blocks;
+use crate::support::process::{Finished, run};
+use crate::support::server::Server;
+use crate::support::stock::{Side, command, program};
+use crate::support::{fixture, fixture_model, text};
 
 /// MiB of weights, context and computing, as llama-fit-params tells them.
 fn told(model: &Path, flags: &[&str]) -> [u64; 3] {
@@ -49,4 +51,55 @@ fn memory_of_every_architecture() {
     }
     assert!(wrong.is_empty(), "{} of {seen} models:\n{}", wrong.len(), wrong.join("\n"));
     assert!(seen >= 50, "only {seen} models with experts");
+}
+
+/// `ggml-moe plan --args` for the bundled model on a small recorded machine.
+fn printed(cards: &[u64], whose: &str, more: &[&str]) -> Vec<String> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let machine = folder.path().join("machine.json");
+    let card = |(number, free): (usize, &u64)| {
+        format!(r#"{{"name": "CUDA{number}", "total_mib": {}, "free_mib": {free}, "link_gbs": 6}}"#, free + 100)
+    };
+    let cards: Vec<String> = cards.iter().enumerate().map(card).collect();
+    let text_of = format!(r#"{{"ram_mib": 8192, "cores": 2, "cpu_gbs": 20, "cards": [{}]}}"#, cards.join(","));
+    std::fs::write(&machine, text_of).expect("written");
+    let mut command = command(Path::new(env!("CARGO_BIN_EXE_ggml-moe")), Side::Stock);
+    command.args(["plan", "-m", text(&fixture_model()), "--machine", text(&machine), "--args", whose]);
+    command.args(["-c", "512", "--ubatch-size", "512", "--threads", "2", "--", "-fitt", "1"]).args(more);
+    let line = run(&mut command, Duration::from_secs(30)).success().stdout;
+    // The one word that is quoted has no space in it.
+    line.replace('"', "").split_whitespace().map(str::to_owned).collect()
+}
+
+fn perplexity_with(side: Side<'_>, arguments: &[String]) -> Finished {
+    let mut command = program("llama-perplexity", side);
+    command.args(["-m", text(&fixture_model()), "-nr", "-f", text(&fixture("eval.txt")), "--chunks", "1", "-b", "512"]);
+    run(command.args(arguments).args(["-lv", "4"]), Duration::from_secs(60)).success()
+}
+
+/// What `plan --args` prints starts: stock's placement without us, ours with us.
+#[test]
+fn printed_arguments_start() {
+    // One card for a part of the experts, two of different sizes, and one for some of the layers only.
+    for (cards, has) in [(&[21][..], "-ot"), (&[9, 13], "-ts"), (&[12], "-ngl")] {
+        let arguments = printed(cards, "stock", &[]);
+        assert!(arguments.iter().any(|word| word == has), "{cards:?}: {arguments:?}");
+        let finished = perplexity_with(Side::Stock, &arguments);
+        assert!(!finished.lines_with("Final estimate").is_empty(), "{}", finished.report("no result"));
+        if has == "-ot" {
+            let mut server = program("llama-server", Side::Stock);
+            let mut server = Server::launch(server.args(["-m", text(&fixture_model()), "-np", "1"]).args(&arguments));
+            server.wait_ready();
+            assert_eq!(server.complete("A list is", 2, 0).tokens.len(), 2);
+            server.stop();
+        }
+    }
+    let arguments = printed(&[100, 80], "plugin", &["--device", "MoE0,MoE1", "--moe", "vram-reserve-mb=0"]);
+    assert!(arguments.iter().any(|word| word == "-ts") && arguments[1] == "MoE0,MoE1", "{arguments:?}");
+    let keys = "inner=CPU,CPU;vram-budget-mb=64;vram-reserve-mb=0;cache=6;log=debug;state-file=off";
+    let finished = perplexity_with(Side::Plugin { keys, device: "" }, &arguments);
+    ran_in_blocks(&finished);
+    for device in ["MoE0", "MoE1"] {
+        assert!(!finished.lines_with(&format!("{device} model buffer size")).is_empty(), "{}", finished.report(device));
+    }
 }

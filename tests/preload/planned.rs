@@ -1,9 +1,10 @@
 //! What the plan decides when a model is loaded, and what the host then says of memory.
 
 use super::support::process::{Finished, run};
-use super::support::stock::{Side, program};
+use super::support::stock::{self, Side, program};
 use super::support::{fixture, fixture_model, text};
 use super::{LIMIT, decisions, host, preload_plugin, ran_in_blocks, was_helped};
+use std::path::Path;
 use std::process::Command;
 
 /// A card on which the weights fit, and not with the context: it is helped, in passes that the cache lends memory to.
@@ -89,4 +90,43 @@ fn fitted_arguments_start() {
     command.args(["-m", text(&fixture_model()), "--device", "MoE0", "-nr", "-t", "2", "-b", "512"]);
     command.args(["-f", text(&fixture("eval.txt")), "--chunks", "1"]).args(plugin.split_whitespace());
     ran_in_blocks(&run(&mut command, LIMIT).success());
+}
+
+/// What the launcher and `ggml-moe plan` say of a command line, and what the library does with it.
+#[test]
+fn plans_say_what_is_decided() {
+    let model = fixture_model();
+    for (more, on) in [
+        ("--moe inner=CPU --moe vram-budget-mb=13", true),
+        ("--moe inner=cpu --moe vram-budget-mb=64", false),
+        ("--moe inner=CPU --moe vram-budget-mb=64 --moe cache=6", false),
+        ("--moe inner=CPU --moe vram-budget-mb=13 -ngl 99", false),
+        ("--moe inner=CPU --moe vram-budget-mb=13 -ngl 99 --moe cache=6", true),
+        ("--moe inner=NONE7", false),
+        ("--moe inner=CPU+CPU --moe vram-budget-mb=13", true),
+        ("--moe log=info", false),
+    ] {
+        let words: Vec<&str> = more.split(' ').collect();
+        let bench = |command: &mut Command| {
+            command.args(["-m", text(&model), "-t", "2", "-p", "8", "-n", "0", "-r", "1"]).args(&words);
+        };
+        let mut preloaded = program("llama-bench", Side::Stock);
+        bench(&mut preloaded);
+        let line = decisions(&run(preload_plugin(&mut preloaded), LIMIT).success()).concat();
+        assert_eq!(line.starts_with("ggml-moe: on for "), on, "{more}: {line}");
+
+        let ours = || stock::command(Path::new(env!("CARGO_BIN_EXE_ggml-moe")), Side::Stock);
+        let mut launcher = ours();
+        launcher.args(["run", "--plan-only", "--plugin", text(stock::plugin()), "--"]);
+        launcher.arg(stock::folder().join("llama-bench"));
+        bench(&mut launcher);
+        let told = run(&mut launcher, LIMIT).success().stdout;
+        assert_eq!(told.contains("experts: cache. "), on, "{more}: {told}");
+
+        let mut plan = ours();
+        plan.args(["plan", "--json", "-m", text(&model), "--host-dir", text(stock::folder()), "-c", "8", "--"]);
+        plan.args(["-ub", "512", "-fit", "off"]).args(&words);
+        let plan: serde_json::Value = serde_json::from_str(&run(&mut plan, LIMIT).stdout).expect("JSON");
+        assert_eq!(plan["plugin"], on, "{more}: {plan:#}");
+    }
 }

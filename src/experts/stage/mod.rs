@@ -8,7 +8,7 @@
 //! Threads: the one that drives the backend. Does not: choose which passes are long (`backend` does).
 
 mod bring;
-mod unit;
+pub(crate) mod unit;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
