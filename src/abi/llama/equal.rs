@@ -4,6 +4,7 @@
 //! Invariants: of a context that is not known (`preload::equal`) every function does what the host's does, with the same arguments. A batch of
 //! the host is never changed; parts are batches of our own. Where a part is refused, what was computed before it is taken back.
 //! Threads: any. Does not: decide what is cut (`preload::equal` does).
+#![cfg_attr(test, expect(non_snake_case, reason = "names of the host's, which a test program does not export"))]
 
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::transmute;
