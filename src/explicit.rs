@@ -145,7 +145,9 @@ pub fn standing(explicit: &Explicit, cache: bool, call: Call, layers: Option<u64
 }
 
 fn without_cache(flags: &str) -> String {
-    format!("{flags} was given and is left alone, so there is no cache of experts; ask for one with --moe cache=auto, or leave it out")
+    format!(
+        "{flags} was given and is left alone, so there is no cache of experts; ask for one with --moe cache=auto, or leave it out"
+    )
 }
 
 fn flags_of<'a>(placements: impl Iterator<Item = &'a Placement>) -> String {
@@ -178,7 +180,8 @@ impl Explicit {
         Self {
             device: device.map(|(word, _)| word),
             ours,
-            splits: given(SPLIT.0, SPLIT.1).is_some_and(|(_, value)| matches!(value.as_deref(), Some("row" | "tensor"))),
+            splits: given(SPLIT.0, SPLIT.1)
+                .is_some_and(|(_, value)| matches!(value.as_deref(), Some("row" | "tensor"))),
             placement: PLACEMENT.into_iter().filter_map(placed).collect(),
             batch: BATCH.into_iter().find_map(|(names, name)| given(names, name)).map(|(word, _)| word),
             load: LOAD.into_iter().filter_map(|(names, name)| given(names, name)).any(|(_, value)| !is_auto(&value)),

@@ -7,14 +7,14 @@
 
 #[path = "preload/downloads.rs"]
 mod downloads;
-#[path = "preload/hub.rs"]
-mod hub;
-#[path = "preload/memory.rs"]
-mod memory;
-#[path = "preload/launched.rs"]
-mod launched;
 #[path = "preload/equal.rs"]
 mod equal;
+#[path = "preload/hub.rs"]
+mod hub;
+#[path = "preload/launched.rs"]
+mod launched;
+#[path = "preload/memory.rs"]
+mod memory;
 #[path = "preload/planned.rs"]
 mod planned;
 #[path = "hosts/summary.rs"]

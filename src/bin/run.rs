@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
-use ggml_moe::{arguments, config};
 use ggml_moe::planner::flags::{self, Flags};
 use ggml_moe::planner::{Mode, table};
+use ggml_moe::{arguments, config};
 
 use crate::elf::{self, Kind};
 use crate::host::{Answer, CommandError, Failed, Usage, plugin};

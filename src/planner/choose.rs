@@ -6,7 +6,6 @@
 //! Threads: none. Does not: print.
 
 use super::cache::{CachePlan, cache};
-use crate::explicit::Standing;
 use super::flags::HOST_BATCH;
 use super::machine::{HOST, Machine, Source};
 use super::memory::compute_bytes;
@@ -16,11 +15,8 @@ use super::speed::Speed;
 use super::stock::{BATCHES, StockPlan, request_seconds, stock};
 use super::usage::Usage;
 use super::{Card, MIB, whole};
-use crate::config::CacheSize;
 use crate::experts::policy::Ground;
 
-/// The smallest cache worth having.
-const LEAST_ARENA: u64 = 64 * MIB;
 /// RAM that stays free beside weights.
 const RAM_SLACK: u64 = 1024 * MIB;
 /// Contexts are chosen in steps of so many tokens per slot.
@@ -290,7 +286,7 @@ pub fn longest_context(model: &Model, machine: &Machine, usage: &Usage) -> u64 {
 }
 
 impl Plan {
-    fn choose(&mut self, what: &'static str, value: impl Into<String>, reason: impl Into<String>) {
+    pub(super) fn choose(&mut self, what: &'static str, value: impl Into<String>, reason: impl Into<String>) {
         self.choices.push(Choice { what, value: value.into(), reason: reason.into() });
     }
 
@@ -335,7 +331,7 @@ impl Plan {
         self.pin_budget = if in_file { 0 } else { most.min(model.expert_bytes()) };
     }
 
-    fn take(&mut self, cache: CachePlan) {
+    pub(super) fn take(&mut self, cache: CachePlan) {
         self.mode = Mode::Cache;
         self.batch = cache.batch;
         self.hits = Some((cache.hits, cache.ground));
@@ -347,7 +343,7 @@ impl Plan {
         self.cards = cache.cards;
     }
 
-    fn take_stock(&mut self) {
+    pub(super) fn take_stock(&mut self) {
         self.mode = Mode::Stock;
         self.hits = None;
         if let Some(stock) = &self.stock {
@@ -355,115 +351,6 @@ impl Plan {
             self.decode = Some(stock.decode.clone());
             self.prompt = Some(stock.prompt.clone());
         }
-    }
-
-    /// The plugin, or stock alone: what a preloaded library decides as well.
-    fn choose_mode(&mut self, model: &Model, machine: &Machine, usage: &Usage, best: Option<CachePlan>) {
-        let reason = self.reason_for_stock(model, machine, usage, best.as_ref());
-        let Some(reason) = reason else {
-            self.helps = true;
-            let words = self.words_of_cache(usage, best.as_ref());
-            if let Some(cache) = best {
-                self.take(cache);
-            }
-            self.mode = Mode::Cache;
-            return self.choose("experts", "cache", words);
-        };
-        self.take_stock();
-        self.choose("experts", "stock", reason);
-        if machine.cards_and_others().0.is_empty() || self.stock.as_ref().is_some_and(|stock| stock.fits) {
-            return;
-        }
-        self.warnings.push(match &self.stock {
-            Some(_) => "the flags that were set ask for more memory than the cards have free: llama.cpp would fail to start".to_owned(),
-            None => format!(
-                "not even the buffers for computing fit the cards with {} tokens of context; take a shorter one (-c), or a smaller -ub",
-                self.context
-            ),
-        });
-    }
-
-    /// Why the plugin stays out, as a sentence; `None` if it does not.
-    fn reason_for_stock(
-        &self,
-        model: &Model,
-        machine: &Machine,
-        usage: &Usage,
-        best: Option<&CachePlan>,
-    ) -> Option<String> {
-        let (cards, _) = machine.cards_and_others();
-        if !model.has_experts() {
-            return Some("The model has no experts.".to_owned());
-        }
-        if let Standing::Left(words) = &usage.standing {
-            return Some(format!("{words}."));
-        }
-        if cards.is_empty() {
-            let reason = machine.no_cards.clone();
-            return Some(format!("{}.", reason.unwrap_or_else(|| "no local GPU was found".to_owned())));
-        }
-        if matches!(usage.standing, Standing::Ours(_)) {
-            return None;
-        }
-        if self.fits {
-            return Some("Everything fits the cards, and then nothing is faster than stock.".to_owned());
-        }
-        // Processors in the place of a card were asked for; how fast that is nobody asks.
-        if cards.iter().any(|card| card.is_host()) {
-            return None;
-        }
-        if usage.cache == CacheSize::Off {
-            return Some("The cache is off (cache=off).".to_owned());
-        }
-        let Some(cache) = best else {
-            return Some(format!(
-                "Dense weights, context and buffers do not fit beside the {} MiB of vram-reserve-mb.",
-                usage.reserve / MIB
-            ));
-        };
-        let arena: u64 = cache.cards.iter().map(|card| card.arena).sum();
-        if arena < LEAST_ARENA && !usage.cache_asked {
-            let sized = if cards.iter().all(|card| card.may_cache(usage)) {
-                ""
-            } else {
-                " Over this kind of device there is a cache only with a size (cache=MIB) or with vram-budget-mb."
-            };
-            return Some(format!("Only {} MiB would be left for experts.{sized}", arena / MIB));
-        }
-        let (ours, theirs) = self.seconds(usage, cache);
-        (theirs.is_some_and(|theirs| ours >= theirs) && !usage.cache_asked)
-            .then(|| "Stock's placement is predicted to serve a request as fast as the cache.".to_owned())
-    }
-
-    /// Seconds of a request with the cache, and with stock's best placement.
-    fn seconds(&self, usage: &Usage, cache: &CachePlan) -> (f64, Option<f64>) {
-        let stocks = self.stock.as_ref().filter(|stock| stock.fits);
-        let theirs = stocks.map(|stock| request_seconds(usage, &stock.prompt, &stock.decode));
-        (request_seconds(usage, &cache.prompt, &cache.decode), theirs)
-    }
-
-    fn words_of_cache(&self, usage: &Usage, cache: Option<&CachePlan>) -> String {
-        let named = match &usage.standing {
-            Standing::Ours(words) => format!(" {words} names it."),
-            _ => String::new(),
-        };
-        let Some(cache) = cache else {
-            return format!(
-                "Experts stay in RAM. Dense weights, context and buffers do not fit beside the {} MiB of vram-reserve-mb, so there is no cache.{named}",
-                usage.reserve / MIB
-            );
-        };
-        let (ours, theirs) = self.seconds(usage, cache);
-        let (prompt, answer) = usage.request();
-        let times = theirs.filter(|_| !cache.cards.iter().any(|card| card.name == HOST)).map_or_else(String::new, |theirs| {
-            format!(" A request of {prompt} and {answer} tokens should take {ours:.1} s, {theirs:.1} s with stock's best placement.")
-        });
-        let sum = |of: fn(&CardPlan) -> u64| cache.cards.iter().map(of).sum::<u64>();
-        format!(
-            "{} MiB of the cards hold the experts in use, {:.0}% of all; the processors compute the others.{times}{named}",
-            sum(|card| card.arena) / MIB,
-            100.0 * sum(|card| card.slots) as f64 / sum(|card| card.blocks).max(1) as f64
-        )
     }
 
     fn choose_rest(&mut self, model: &Model, machine: &Machine, cards: &[&Card], usage: &Usage) {

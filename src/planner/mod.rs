@@ -2,7 +2,7 @@
 //!
 //! Owns: what a model needs by its header ([`model`], [`attention`], [`memory`], [`room`]), what a machine has ([`machine`], [`cards`]), what the user
 //! wants ([`usage`], with llama.cpp's flags in [`flags`] and [`explicit`]), the best placement with llama.cpp's own flags ([`stock`]), the prediction of speed ([`speed`], [`prompts`]), the choice
-//! ([`choose`]), what a host is set up with when it loads a model ([`advice`]), and its words ([`table`], [`json`], [`arguments`]).
+//! ([`choose`], `verdict`), what a host is set up with when it loads a model ([`advice`]), and its words ([`table`], [`json`], [`arguments`]).
 //! Invariants: the same input gives the same plan; what is planned on a card never takes more than it has free less what is kept free;
 //! every choice has a reason. No figure of speed is a promise: docs/planner.md says what was compared with measurements.
 //! Threads: none. Does not: read files, ask devices or measure (`machine` beside this module does).
@@ -25,6 +25,7 @@ pub mod speed;
 pub mod stock;
 pub mod table;
 pub mod usage;
+mod verdict;
 
 #[cfg(test)]
 mod cases;

@@ -4,11 +4,11 @@
 //! Threads: none. Does not: parse a command line.
 
 use super::choose::LoadMode;
-use crate::explicit::Standing;
 use super::model::Model;
 use super::prompts::Ways;
 use super::{MIB, whole};
 use crate::config::CacheSize;
+use crate::explicit::Standing;
 use crate::model::types::Type;
 
 /// A model that runs beside the main one.

@@ -1,8 +1,8 @@
 //! A plan for a command line says what the preloaded library decides for it: on or off, passes, mapped or not.
 
 use super::decision::{Decision, Room, Wishes};
-use crate::machine::for_flags;
 use crate::explicit::Call;
+use crate::machine::for_flags;
 use crate::planner::flags::of_program;
 use crate::planner::{Machine, Model, advise, json, plan, samples};
 use serde_json::Value;

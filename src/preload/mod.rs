@@ -32,8 +32,8 @@ use crate::entry;
 use crate::explicit::{self, Call};
 use crate::model::gguf::{self, GgufError, Header};
 use crate::model::moe::MoeShape;
-use crate::planner::flags::{self, Flags};
 use crate::planner::Advice;
+use crate::planner::flags::{self, Flags};
 use crate::request::read_request;
 use crate::telemetry::log;
 

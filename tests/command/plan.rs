@@ -86,7 +86,20 @@ fn text(bytes: &[u8]) -> String {
 fn a_plan_is_printed_in_every_form() {
     let place = Place::new();
     let machine = place.path("machine.json");
-    let (table, work) = place.timed(&["plan", "-m", MODEL, "--machine", &machine, "--moe", "cache=6", "-c", "512", "--", "--device", "MoE0"]);
+    let (table, work) = place.timed(&[
+        "plan",
+        "-m",
+        MODEL,
+        "--machine",
+        &machine,
+        "--moe",
+        "cache=6",
+        "-c",
+        "512",
+        "--",
+        "--device",
+        "MoE0",
+    ]);
     assert!(work < 2.0, "a second is promised without measuring, not {work}");
     let table = text(&table.stdout);
     for words in [
