@@ -81,7 +81,7 @@ fn perplexity_with(side: Side<'_>, arguments: &[String]) -> Finished {
 #[test]
 fn printed_arguments_start() {
     // One card for a part of the experts, two of different sizes, and one for some of the layers only.
-    for (cards, has) in [(&[21][..], "-ot"), (&[9, 13], "-ts"), (&[12], "-ngl")] {
+    for (cards, has) in [(&[21][..], "-ot"), (&[9, 13], "-ts"), (&[14], "4")] {
         let arguments = printed(cards, "stock", &[]);
         assert!(arguments.iter().any(|word| word == has), "{cards:?}: {arguments:?}");
         let finished = perplexity_with(Side::Stock, &arguments);
