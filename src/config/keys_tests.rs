@@ -58,6 +58,7 @@ const CASES: &[Case] = &[
     case("fixed", &["0", "off"], &["2", "yes"]),
     case("link-gbs", &["12.5"], &["off", "0"]),
     case("pass-tokens", &["host", "4096"], &["auto", "many"]),
+    case("equal-passes", &["on", "off"], &["1", "0", "auto", "yes"]),
     text("socket", "/", &["off", "auto", "/tmp/a.sock"], &["on", "moe.sock"]),
     case("replay", &["qwen3-30b", "uniform"], &["QWEN3", "none"]),
     text("timeline", "/", &["/tmp/a.jsonl"], &["a.jsonl", "off"]),

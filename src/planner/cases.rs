@@ -21,8 +21,11 @@ fn with_cards(cards: &str) -> Machine {
     Machine::parse(&format!(r#"{{"ram_mib": 65536, "cores": 8, "cpu_gbs": 42, "cards": [{cards}]}}"#)).unwrap()
 }
 
+/// What the flags say for a model of 48 layers.
 fn usage(words: &str) -> Usage {
-    flags::read(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>(), false, |_| None).usage
+    let mut flags = flags::read(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>(), false, |_| None);
+    flags.stand(Some(48));
+    flags.usage
 }
 
 /// The plan, checked for what holds of every plan: no card gives more than it has, and everything has a reason.
