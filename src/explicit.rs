@@ -118,13 +118,10 @@ pub enum Standing {
     Left(String),
 }
 
-/// What the settings decide, before any device is asked. `cache`: a cache was asked for by a key. `layers`: those of the model, if they are known.
-pub fn standing(explicit: &Explicit, cache: bool, call: Call, layers: Option<u64>) -> Standing {
+/// What the settings decide, before any device is asked. `cache`: a cache was asked for by a key.
+pub fn standing(explicit: &Explicit, cache: bool, call: Call) -> Standing {
     if let (Some(word), Some(names)) = (&explicit.device, &explicit.ours) {
-        return match explicit.moved_away(&|| layers) {
-            Some(flags) if !cache => Standing::Left(without_cache(&flags)),
-            _ => Standing::Ours(format!("{word} {names}")),
-        };
+        return Standing::Ours(format!("{word} {names}"));
     }
     if explicit.device.is_some() || call.names_devices {
         let what = explicit.device.as_deref().unwrap_or("a choice of devices");
@@ -144,7 +141,8 @@ pub fn standing(explicit: &Explicit, cache: bool, call: Call, layers: Option<u64
     }
 }
 
-fn without_cache(flags: &str) -> String {
+/// Why there is no cache beside these flags.
+pub(crate) fn without_cache(flags: &str) -> String {
     format!(
         "{flags} was given and is left alone, so there is no cache of experts; ask for one with --moe cache=auto, or leave it out"
     )
@@ -287,7 +285,7 @@ mod tests {
 
     #[test]
     fn settings_of_the_user_win() {
-        let of = |line: &str, cache, call| standing(&explicit(line, &[]), cache, call, Some(48));
+        let of = |line: &str, cache, call| standing(&explicit(line, &[]), cache, call);
         let left = |line: &str, cache, call, words: &str| match of(line, cache, call) {
             Standing::Left(told) => assert!(told.starts_with(words), "{told}"),
             other => panic!("{other:?}"),
@@ -299,10 +297,7 @@ mod tests {
         left("x", false, Call { places_weights: true, ..call }, "a placement of layers");
         left("x", true, Call { names_devices: true, ..call }, "a choice of devices");
         left("x -dev CUDA0", true, call, "-dev was given");
-        for (line, cache) in [("x -dev MoE0", false), ("x -dev MoE0 -ngl 99", false), ("x -dev MoE0 -ngl 9", true)] {
-            assert_eq!(of(line, cache, call), Standing::Ours("-dev MoE0".to_owned()), "{line}");
-        }
-        left("x -dev MoE0 -ngl 9", false, call, "-ngl was given and is left alone");
+        assert_eq!(of("x -dev MoE0 -ngl 9", false, call), Standing::Ours("-dev MoE0".to_owned()));
         left("x", false, Call { splits_tensors: true, ..call }, "a split of rows");
         left("x -sm tensor", false, call, "a split of rows");
     }

@@ -8,7 +8,7 @@ use crate::abi::inner::DeviceKind;
 use crate::config::Config;
 use crate::device::Mode;
 use crate::planner::flags::Flags;
-use crate::planner::machine::{Card, HOST, Machine, Source};
+use crate::planner::machine::{Card, HOST, LINK_GBS, Machine, Source};
 use crate::registry::{Candidate, choose};
 
 /// The machine with the cards that the plugin stands in front of; where it would pass everything through there are none, with the reason.
@@ -18,7 +18,8 @@ pub fn behind(mut machine: Machine, config: &Config) -> Machine {
         machine.cards = of_first_kind(machine.cards);
     }
     // The host has its processors as a device, and does not list them.
-    let ram = Card { name: HOST.to_owned(), total: machine.ram, free: machine.ram, ..Card::default() };
+    let ram =
+        Card { name: HOST.to_owned(), total: machine.ram, free: machine.ram, link_gbs: LINK_GBS, ..Card::default() };
     let mut devices = machine.cards.clone();
     devices.push(ram);
     let candidates: Vec<Candidate> =

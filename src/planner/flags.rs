@@ -11,7 +11,7 @@ use super::choose::LoadMode;
 use super::usage::Usage;
 use crate::arguments;
 use crate::config::{self, CacheSize, Config, ExpertsFrom, PolicyOrder};
-use crate::explicit::{Call, Explicit, Standing, standing};
+use crate::explicit::{Call, Explicit, Standing, standing, without_cache};
 use crate::model::downloads::{Download, Variable};
 use crate::model::types::TYPES;
 
@@ -257,10 +257,15 @@ impl Flags {
 
     /// What the flags decide before any device is asked, for a model of so many layers.
     pub fn stand(&mut self, layers: Option<u64>) {
-        self.usage.standing = if self.off {
-            Standing::Left("--moe off was given".to_owned())
-        } else {
-            standing(&self.explicit, self.usage.cache_asked, Call::default(), layers)
+        let cache = self.usage.cache_asked;
+        self.usage.standing = match standing(&self.explicit, cache, Call::default()) {
+            _ if self.off => Standing::Left("--moe off was given".to_owned()),
+            // The device is used, without a cache.
+            Standing::Ours(words) => match self.explicit.moved_away(&|| layers) {
+                Some(flags) if !cache => Standing::Left(without_cache(&flags)),
+                _ => Standing::Ours(words),
+            },
+            other => other,
         };
     }
 

@@ -69,7 +69,7 @@ impl Decision {
         if shape.expert_layers.is_empty() {
             return Some(Self::off(format!("{name} has no experts")));
         }
-        match standing(&wishes.explicit, wishes.cache, call, Some(u64::from(shape.layers))) {
+        match standing(&wishes.explicit, wishes.cache, call) {
             Standing::Open => None,
             Standing::Left(words) => Some(Self::off(words)),
             Standing::Ours(words) => {

@@ -27,7 +27,7 @@ pub(super) fn advice(
     let model = Model::of(headers).ok()?;
     let mut usage = flags.usage.clone();
     // Parameters of the call may say what no flag did.
-    usage.standing = standing(&flags.explicit, usage.cache_asked, call, Some(model.layers.len() as u64));
+    usage.standing = standing(&flags.explicit, usage.cache_asked, call);
     // What the host fetches is there before it loads anything.
     if let Some(draft) = flags.draft_file(&|name| std::env::var_os(name)) {
         usage.draft = Model::open(&draft).ok().map(|model| Draft { model });

@@ -136,9 +136,14 @@ fn the_launcher_plans_with_what_is_there() {
     assert_eq!(second.lines_with(&told).len(), 1, "{}", second.report("of what the plan is"));
     assert_eq!(second.lines_with("ggml-moe: experts: ").len(), 1, "{}", second.report("a plan"));
 
-    let only = |flags: [&str; 2]| run(&mut launcher(flags, &["--plan-only"]), LIMIT).success().stdout;
-    assert!(only(hf).contains("experts: "));
-    assert!(only(["-hf", "them/tiny-docs:Q8_0"]).contains("no plan: them/tiny-docs:Q8_0 is not downloaded yet"));
+    let only = |flags: [&str; 2]| {
+        let finished = run(&mut launcher(flags, &["--plan-only"]), LIMIT);
+        (finished.status.code(), finished.stdout)
+    };
+    let (code, told) = only(hf);
+    assert!(code == Some(0) && told.contains("experts: "), "{told}");
+    let (code, told) = only(["-hf", "them/tiny-docs:Q8_0"]);
+    assert!(code == Some(1) && told.contains("no plan: them/tiny-docs:Q8_0 is not downloaded yet"), "{told}");
     assert_eq!(hub.take_fetched().len(), 0, "planning fetches nothing");
 }
 

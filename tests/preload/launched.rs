@@ -108,9 +108,9 @@ fn signals_reach_the_server_itself() {
     assert_eq!(ends[4].2, Some(1), "llama-server does not handle a hang-up");
 }
 
-/// Starts a program in a terminal, types Ctrl-C when it listens, and prints its exit code and whether it has shown a plan.
+/// Starts a server in a terminal, types Ctrl-C when it listens, and prints its exit code and whether it has shown a plan.
 const IN_A_TERMINAL: &str = r#"
-import os, pty, sys
+import os, pty, re, sys, urllib.request
 child, terminal = pty.fork()
 if child == 0:
     os.execv(sys.argv[1], sys.argv[1:])
@@ -118,6 +118,10 @@ seen = b""
 try:
     while b"listening on" not in seen:
         seen += os.read(terminal, 4096)
+    while not (address := re.search(rb"listening on (http\S+)\r?\n", seen)):
+        seen += os.read(terminal, 4096)
+    # Its main loop answers this; before that loop runs it forgets what is typed.
+    urllib.request.urlopen(address[1].decode() + "/slots").read()
     os.write(terminal, b"\x03")
     while os.read(terminal, 4096):
         pass

@@ -7,8 +7,8 @@ use super::{LIMIT, decisions, host, preload_plugin, ran_in_blocks, was_helped};
 use std::path::Path;
 use std::process::Command;
 
-/// A card on which the weights fit, and not with the context: it is helped, in passes that the cache lends memory to.
-const ROOMY: [&str; 10] = [
+/// A card on which the weights fit, and not with a margin, behind a slow link: it is helped, in long passes that the cache lends memory to.
+const ROOMY: [&str; 12] = [
     "--moe",
     "inner=CPU",
     "--moe",
@@ -18,7 +18,9 @@ const ROOMY: [&str; 10] = [
     "--moe=log=debug",
     "--moe=state-file=off",
     "--moe",
-    "cache=auto",
+    "cache=4",
+    "--moe",
+    "link-gbs=0.1",
 ];
 
 fn perplexity(more: &[&str]) -> Finished {

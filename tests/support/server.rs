@@ -55,6 +55,9 @@ impl Server {
         self.process.wait_until("/health", LIMIT, |_| {
             http::request(port, "/health", None, Duration::from_secs(5)).is_ok_and(|answer| answer.status == 200)
         });
+        // It says so before its main loop runs, which would forget an interrupt from before. What is asked of the slots is answered by that loop
+        // (or refused: a router has none).
+        let _ = http::request(port, "/slots", None, LIMIT);
     }
 
     /// Waits until the server has freed its model because nobody asked; it must have been started with a time for that.
