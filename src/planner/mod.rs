@@ -1,7 +1,7 @@
 //! The plan for a model on a machine: what goes where, and how fast it should run. Pure.
 //!
 //! Owns: what a model needs by its header ([`model`], [`attention`], [`memory`], [`room`]), what a machine has ([`machine`], [`cards`]), what the user
-//! wants ([`usage`], with llama.cpp's flags in [`flags`] and [`explicit`]), the best placement with llama.cpp's own flags ([`stock`]), the prediction of speed ([`speed`], [`prompts`]), the choice
+//! wants ([`usage`], with llama.cpp's flags in [`flags`] and [`crate::explicit`]), the best placement with llama.cpp's own flags ([`stock`]), the prediction of speed ([`speed`], [`prompts`]), the choice
 //! ([`choose`], `verdict`), what a host is set up with when it loads a model ([`advice`]), and its words ([`table`], [`json`], [`arguments`]).
 //! Invariants: the same input gives the same plan; what is planned on a card never takes more than it has free less what is kept free;
 //! every choice has a reason. No figure of speed is a promise: docs/planner.md says what was compared with measurements.
