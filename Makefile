@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := build
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: build stock stock-matrix stock-path demo test test-full fuzz lint gen gpu-pack setup help
+.PHONY: build stock stock-server stock-matrix stock-path demo test test-full fuzz lint gen gpu-pack setup help
 
 build: ## the release library target/release/libggml-moe.so and the command target/release/ggml-moe
 	@.ci/setup.sh rust
@@ -24,9 +24,13 @@ stock-matrix: ## other releases of ggml that the tests load the plugin into, fet
 	@tests/stock/matrix.sh build
 
 stock-path: ## print the folder of the stock programs and nothing else; builds nothing
-	@tests/stock/stock.sh path
+	@tests/stock/stock.sh path server
 
-demo: build $(if $(LLAMA_BIN),,stock) ## a stock llama-server with the plugin answers a request on the bundled model
+stock-server:
+	@.ci/setup.sh stock
+	@tests/stock/stock.sh build server
+
+demo: build $(if $(LLAMA_BIN),,stock-server) ## a stock llama-server with the plugin answers a request on the bundled model
 	@tests/demo/demo.sh $(TARGET)/release/libggml-moe.so
 
 test: stock stock-matrix ## every test that CI runs; ends with "N passed, N failed"

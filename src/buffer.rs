@@ -66,7 +66,7 @@ impl Memory for Leased {
 pub(crate) enum BufferError {
     /// The inner device has no memory.
     #[error(
-        "{device}: {inner} has no {mib} MiB free; use a smaller context (-c), a smaller batch (-ub) or fewer layers (-ngl)"
+        "{device}: {inner} has no {mib} MiB free; use a smaller context (-c) or batch (-ub), or a larger vram-budget-mb if you set one"
     )]
     NoDeviceMemory { device: String, inner: String, mib: usize },
     /// The host has no memory.

@@ -149,7 +149,15 @@ fn request(config: &'static Config) -> (Request, &'static Config) {
         });
     }
     let words: Vec<&[u8]> = arguments.split(|byte| *byte == 0).collect();
-    let layers = || layers(&explicit::models(&words, &variable));
+    let models = explicit::models(&words, &variable);
+    // The preloaded library decides for each model. A host that gets no model by its arguments may name devices by other ways.
+    if !request.named && !models.is_empty() && !preload::is_active() {
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| {
+            log::notice("loaded, and not used by this command: no --device names MoE0; add --device MoE0")
+        });
+    }
+    let layers = || layers(&models);
     let Some(flags) = Explicit::read(&words, &variable).moved_away(&layers) else { return (request, config) };
     static TOLD: Once = Once::new();
     // A host that lists no device of ours and was not told to use one is none of ours to advise.

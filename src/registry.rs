@@ -95,8 +95,7 @@ pub(crate) fn choose(candidates: &[Candidate], wanted: &[String]) -> Vec<Choice>
         if !gpus.is_empty() {
             return gpus;
         }
-        let reason =
-            "no local GPU was found; name a device with GGML_MOE=inner=NAME to stand in front of it all the same";
+        let reason = "no local GPU was found; inner=CPU (--moe inner=CPU, or in GGML_MOE) stands in front of the processors all the same";
         return fallback(candidates).map(|index| stand_in(index, reason)).into_iter().collect();
     }
     let find = |name: &String| candidates.iter().position(|candidate| candidate.name.eq_ignore_ascii_case(name));

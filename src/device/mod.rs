@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use crate::abi::OpClass;
 use crate::abi::inner::{self, DeviceKind};
 use crate::abi::tensor::{BufferTypeKey, Tensor};
-use crate::config::{AllocationKind, Config, Lacking};
+use crate::config::{AllocationKind, CacheSize, Config, Lacking};
 use crate::gpu::{self, Driver};
 use crate::telemetry::{Board, log, service};
 
@@ -348,6 +348,16 @@ impl Device {
                 };
                 if let Some(keys) = self.config.idle_over(lacking) {
                     log::notice(&format!("{}: without effect over {}: {keys}", self.label(), self.inner_name));
+                }
+                if self.kept_experts.load(Ordering::Relaxed)
+                    && !self.may_cache()
+                    && self.config.cache == CacheSize::Auto
+                {
+                    let only = format!(
+                        "over {} there is one only with a size (cache=MIB) or with vram-budget-mb",
+                        self.inner_name
+                    );
+                    self.tell_no_cache(&only);
                 }
                 for line in self.driver_lines.get().into_iter().flatten() {
                     log::notice(&format!("{}: {line}", self.label()));

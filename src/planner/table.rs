@@ -128,7 +128,7 @@ pub fn full(model: &Model, machine: &Machine, usage: &Usage, plan: &Plan) -> Str
     let _ = writeln!(
         out,
         "(prompts of {} tokens, short context; how far such predictions were off: docs/planner.md)",
-        usage.request().0
+        Usage { context: Some(plan.context), ..usage.clone() }.request().0
     );
     if let Some(stock) = plan.stock.as_ref().filter(|stock| stock.fits) {
         let _ = writeln!(out, "\nstock's best placement: {}", arguments::stock(plan, stock));

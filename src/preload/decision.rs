@@ -79,6 +79,12 @@ impl Decision {
         }
     }
 
+    /// The same where a device of ours was named that has nothing to stand in front of.
+    pub(super) fn named_in_vain(wishes: &Wishes, reason: &str) -> Option<Self> {
+        let names = wishes.explicit.ours.as_ref()?;
+        Some(Self::off(format!("{names} was named, and hands everything on: {reason}")))
+    }
+
     /// What the devices decide: by the plan, or by the weights alone where the header does not say enough for one.
     pub(super) fn of_room(
         (name, shape): (&str, &MoeShape),
@@ -105,7 +111,12 @@ impl Decision {
             return Self::off(format!("{name}: {sizes}; {} llama.cpp runs as without ggml-moe", in_a_line(reason)));
         }
         if stays_out {
-            return Self::off(format!("{name} fits: {sizes}; llama.cpp runs as without ggml-moe"));
+            let asked = if wishes.cache {
+                "; the cache that was asked for has no effect, --device MoE0 uses it all the same"
+            } else {
+                ""
+            };
+            return Self::off(format!("{name} fits: {sizes}; llama.cpp runs as without ggml-moe{asked}"));
         }
         // What fits by the sum alone does not with what llama.cpp leaves free on each card, or not in whole layers.
         let close = advice.is_some_and(|advice| advice.need.max(weights) <= free);

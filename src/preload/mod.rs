@@ -177,10 +177,17 @@ fn decide(files: &[PathBuf], asked: &Asked, call: Call) -> Option<Decision> {
     let shape = MoeShape::of(&headers).ok()?;
     let name = files.first()?.file_name()?.to_string_lossy();
     let name = config::shown(&name);
-    if let Some(decision) = Decision::of_settings(&name, &shape, &asked.wishes, call) {
-        return Some(decision);
+    let settled = Decision::of_settings(&name, &shape, &asked.wishes, call);
+    if settled.is_some() && !asked.named {
+        return settled;
     }
     let room = room();
+    if let Some(decision) = settled {
+        return match &room {
+            Room::None(reason) => Decision::named_in_vain(&asked.wishes, reason).or(Some(decision)),
+            Room::Free(..) => Some(decision),
+        };
+    }
     let advice = advice(&headers, asked, call, &room);
     Some(Decision::of_room((&name, &shape), &asked.wishes, call, &room, advice.as_ref()))
 }

@@ -6,7 +6,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 plugin=$(realpath "$1")
-bin=${LLAMA_BIN:-$("$here/../stock/stock.sh" path)}
+bin=${LLAMA_BIN:-$("$here/../stock/stock.sh" path server)}
 model=${DEMO_MODEL:-$here/../fixtures/tiny-docs-moe.Q4_K_M.gguf}
 work=$(mktemp -d)
 log=$work/server.log

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Fetches and builds the stock llama.cpp that the tests and the demo run, outside the tree.
 #
-#   stock.sh build   fetch the pinned source archive, build what the tests need, show progress
-#   stock.sh path    print the folder of the built programs (builds nothing; exit 1 if it is not there)
-#   stock.sh source  print the folder of the unpacked sources (fetches them if needed)
+#   stock.sh build [server]  fetch the pinned source archive, build what the tests need (or llama-server alone), show progress
+#   stock.sh path [server]   print the folder of the built programs (builds nothing; exit 1 if they are not there)
+#   stock.sh source          print the folder of the unpacked sources (fetches them if needed)
 #
 # Everything lives in ${GGML_MOE_CACHE:-${XDG_CACHE_HOME:-~/.cache}/ggml-moe}; nothing upstream enters the repository.
 set -euo pipefail
@@ -28,6 +28,7 @@ recipe=$(printf '%s\n' "${flags[@]}" "$(cat "$here/requirements.txt")" | sha256s
 source_dir=$cache/source/$archive/llama.cpp
 build_dir=$cache/stock/$release-$recipe
 stamp=$build_dir/.complete
+server_stamp=$build_dir/.server
 
 fetch() {
   [ -f "$source_dir/.unpacked" ] && return
@@ -56,22 +57,33 @@ thin_progress() {
   done >&2
 }
 
-build() {
-  local targets_line="${targets[*]} ${added[*]}"
-  [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$targets_line" ] && { echo "stock: $release is built" >&2; return; }
+build() { # all|server
+  local targets_line="${targets[*]} ${added[*]}" wanted=("${targets[@]}")
+  if { [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$targets_line" ]; } || { [ "$1" = server ] && has_server; }; then
+    echo "stock: $release is built" >&2
+    return
+  fi
+  [ "$1" = all ] || wanted=(ggml-cpu llama-server)
   fetch
   mkdir -p "$build_dir"
-  echo "stock: building llama.cpp $release (CPU, about 10 minutes on 2 cores, once)" >&2
+  echo "stock: building llama.cpp $release (CPU, up to 10 minutes on 2 cores, once)" >&2
   cmake -S "$source_dir" -B "$build_dir" -G Ninja "${flags[@]}" "${added[@]}" > "$build_dir/configure.log" 2>&1 \
     || { tail -n 30 "$build_dir/configure.log" >&2; echo "stock: cmake failed; the log is $build_dir/configure.log" >&2; exit 1; }
-  cmake --build "$build_dir" --target "${targets[@]}" 2>&1 | thin_progress
-  echo "$targets_line" > "$stamp"
+  cmake --build "$build_dir" --target "${wanted[@]}" 2>&1 | thin_progress
+  touch "$server_stamp"
+  [ "$1" = server ] || echo "$targets_line" > "$stamp"
   echo "stock: built" >&2
 }
 
-case ${1:-} in
-  build) build ;;
-  path) [ -f "$stamp" ] || { echo "stock: not built yet; run 'make stock'" >&2; exit 1; }; echo "$build_dir/bin" ;;
+has_server() { [ -f "$stamp" ] || [ -f "$server_stamp" ]; }
+
+not_built() { echo "stock: not built yet; run 'make $1'" >&2; exit 1; }
+
+case "$*" in
+  build) build all ;;
+  "build server") build server ;;
+  path) [ -f "$stamp" ] || not_built stock; echo "$build_dir/bin" ;;
+  "path server") has_server || not_built demo; echo "$build_dir/bin" ;;
   source) fetch; echo "$source_dir" ;;
   *) sed -n '2,8p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac

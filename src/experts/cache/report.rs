@@ -41,15 +41,16 @@ impl Cache {
             }
             CacheSize::Mib(_) | CacheSize::Off => "as cache= says".to_owned(),
         };
+        let room = then.max(u32::try_from(state.slots).unwrap_or(0));
         log::notice(&format!(
             "{}: expert cache of {} MiB on {} ({size}): room for {} of {} experts ({:.0}%); the others are computed in RAM by {}; about \
              {:.0}% of uses should hit ({})",
             device.label(),
             mib(now),
             device.inner_name,
-            then.max(u32::try_from(state.slots).unwrap_or(0)),
+            room,
             state.blocks,
-            100.0 * f64::from(then) / state.blocks.max(1) as f64,
+            100.0 * f64::from(room) / state.blocks.max(1) as f64,
             device.team_words(self.team.threads()),
             100.0 * expected.hits,
             self.ground_words(expected),
