@@ -71,13 +71,15 @@ fn is_unset(name: &str, value: &str) -> bool {
 
 const LAYERS: &str = "LLAMA_ARG_N_GPU_LAYERS";
 const CPU_MOE: &str = "LLAMA_ARG_CPU_MOE";
+const N_CPU_MOE: &str = "LLAMA_ARG_N_CPU_MOE";
+const N_CPU_FFN: &str = "LLAMA_ARG_N_CPU_FFN";
 /// Flags that place weights, by all their names, and their variable.
 const PLACEMENT: [(&[&str], &str); 5] = [
     (&["-ngl", "--gpu-layers", "--n-gpu-layers"], LAYERS),
     (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR"),
     (&["-cmoe", "--cpu-moe"], CPU_MOE),
-    (&["-ncmoe", "--n-cpu-moe"], "LLAMA_ARG_N_CPU_MOE"),
-    (&["-ncffn", "--n-cpu-ffn"], "LLAMA_ARG_N_CPU_FFN"),
+    (&["-ncmoe", "--n-cpu-moe"], N_CPU_MOE),
+    (&["-ncffn", "--n-cpu-ffn"], N_CPU_FFN),
 ];
 /// Servers of other machines are devices as well, which the host takes beside its own.
 const DEVICES: [(&[&str], &str); 2] =
@@ -168,7 +170,9 @@ impl Explicit {
             let (flag, value) = given(names, name)?;
             // A switch has no value; what follows it is the next argument.
             let value = value.filter(|_| name != CPU_MOE);
-            (!value.as_deref().is_some_and(is_open))
+            // Of no layers at all.
+            let nothing = matches!(name, N_CPU_MOE | N_CPU_FFN) && value.as_deref() == Some("0");
+            (!nothing && !value.as_deref().is_some_and(is_open))
                 .then(|| Placement { flag, layers: value.filter(|_| name == LAYERS) })
         };
         let is_auto = |value: &Option<String>| value.as_deref() == Some("auto");
@@ -235,6 +239,8 @@ mod tests {
         assert_eq!(placement("x", &[("LLAMA_ARG_OVERRIDE_TENSOR", "exps=CPU")]), ["LLAMA_ARG_OVERRIDE_TENSOR"]);
         assert_eq!(placement("x", &[("LLAMA_ARG_CPU_MOE", "1")]), ["LLAMA_ARG_CPU_MOE"]);
         assert_eq!(placement("x", &[("LLAMA_ARG_CPU_MOE", "0")]), [] as [String; 0], "as the host reads it");
+        assert_eq!(placement("x -ncmoe 0 -ncffn 0", &[("LLAMA_ARG_CPU_MOE", "1")]), ["LLAMA_ARG_CPU_MOE"]);
+        assert_eq!(placement("x -ngl 0", &[("LLAMA_ARG_N_CPU_MOE", "0")]), ["-ngl"], "no layers on devices");
         assert_eq!(explicit("x -dev CUDA0", &[]).device.as_deref(), Some("-dev"));
         let ours = explicit("x --device MoE0,MoE1", &[]);
         assert_eq!((ours.device.as_deref(), ours.ours.as_deref()), (Some("--device"), Some("MoE0,MoE1")));

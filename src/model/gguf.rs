@@ -6,8 +6,9 @@
 //! Threads: none. Does not: read tensor data, or know what a key means (`moe` does).
 
 use std::collections::HashSet;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, BufReader, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::types::Type;
@@ -144,9 +145,13 @@ impl Header {
         Ok(Self { data_start: input.position.next_multiple_of(alignment), ..header })
     }
 
-    /// Reads the header of a file.
+    /// Reads the header of a file, and of nothing else: to open a pipe may wait, and what is read from it is gone for the host.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        Self::read(BufReader::new(File::open(path).map_err(GgufError::Io)?))
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(GgufError::Io)?;
+        if !file.metadata().map_err(GgufError::Io)?.is_file() {
+            return Err(GgufError::Io(io::Error::other("it is no regular file")));
+        }
+        Self::read(BufReader::new(file))
     }
 
     /// The value of a key.

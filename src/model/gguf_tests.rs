@@ -115,6 +115,17 @@ fn the_fixture() {
 }
 
 #[test]
+fn only_files_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("m.gguf");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for place in [&*pipe, folder.path(), Path::new("/dev/zero")] {
+        let error = Header::open(place).unwrap_err().to_string();
+        assert!(error.contains("it is no regular file"), "{place:?}: {error}");
+    }
+}
+
+#[test]
 fn parts_of_a_split_model_lie_beside_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let part = |number: u16, tensor: &str| {
