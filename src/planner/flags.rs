@@ -81,6 +81,8 @@ fn is_true(value: &str) -> bool {
     matches!(value, "on" | "1" | "true" | "enabled")
 }
 
+/// llama.cpp's batch (`-b`).
+const WHOLE_BATCH: u64 = 2048;
 /// llama.cpp's own micro-batch.
 pub const HOST_BATCH: u64 = 512;
 
@@ -96,8 +98,10 @@ pub fn of_program(words: &[String], variable: impl Fn(&str) -> Option<String>) -
         usage.context = Some(bench_context(rest));
         usage.batch = usage.batch.or_else(|| Some(most(rest, ["-ub", "--ubatch-size"], HOST_BATCH)));
     } else if name.contains("perplexity") || name.contains("imatrix") {
-        // Chunks of this length, as many together as a batch holds.
-        usage.context = Some(usage.context.unwrap_or(512).max(2048));
+        // Chunks of this length, as many together as a batch holds; llama.cpp rounds the context of each one up.
+        let chunk = usage.context.unwrap_or(512).max(1);
+        let chunks = (flags.whole_batch.unwrap_or(WHOLE_BATCH) / chunk).max(1);
+        usage.context = Some(chunks.saturating_mul(chunk.checked_next_multiple_of(256).unwrap_or(chunk)));
     }
     flags
 }
@@ -354,6 +358,8 @@ mod tests {
         assert_eq!((of("llama-bench").usage.fit, of("llama-bench -fitt 9").usage.fit), (false, true));
         assert_eq!(context("llama-perplexity -c 4096"), Some(4096));
         assert_eq!(context("llama-perplexity"), Some(2048));
+        assert_eq!(context("llama-perplexity -c 64"), Some(32 * 256));
+        assert_eq!(context("llama-perplexity -c 512 -b 1024"), Some(1024));
         assert!(of("llama-server").usage.fit);
         let batch = |line: &str| of(line).usage.batch;
         assert_eq!(
