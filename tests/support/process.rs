@@ -76,11 +76,11 @@ pub fn run(command: &mut Command, limit: Duration) -> Finished {
     Running::start(command).finish(limit)
 }
 
-/// The same command with Ctrl-C doing what it does by default. A test run in the background of a script inherits a shell's
-/// choice to ignore it, and so does everything that it starts.
+/// The same command with the signals that end programs doing what they do by default. A test run in the background of a script inherits a
+/// shell's choice to ignore Ctrl-C, one under nohup that of hang-ups, and so does everything that it starts.
 pub fn interruptible(command: &Command) -> Command {
     let mut wrapped = Command::new("env");
-    wrapped.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());
+    wrapped.arg("--default-signal=HUP,INT,TERM").arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
             Some(value) => wrapped.env(name, value),
