@@ -54,6 +54,7 @@ fn complaints(log: &str) -> Vec<&str> {
         " pinned",
         "experts are copied when used",
         ": request ",
+        ": no cache: over CPU there is one only with a size",
     ];
     log.lines().filter(|line| line.contains("ggml-moe: ") && !ordinary.iter().any(|word| line.contains(word))).collect()
 }
