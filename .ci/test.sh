@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests and ends with one plain line, "N passed, N failed":
+# Runs the tests and ends with what failed, a line each (also in $target/failed-tests.txt), and one plain line, "N passed, N failed":
 #   test.sh              everything that CI runs
 #   test.sh operations   all of stock test-backend-ops on our device, many random graphs, and the gates that take long
 # `make` has built the stock programs before, and for `operations` the release library.
@@ -9,11 +9,29 @@ target=${CARGO_TARGET_DIR:-target}
 passed=0 failed=0
 folder=$(mktemp -d)
 log=$folder/log
+failures=$target/failed-tests.txt
+mkdir -p "$target"
+: > "$failures"
 builder=
 trap '[ -z "$builder" ] || kill -- "-$builder" 2> /dev/null || true; rm -rf "$folder"' EXIT
 # Tests of stock hosts that measure time or memory, or keep the processors busy on purpose: they run one at a time, all others three at a time,
 # because hosts start, sleep and wait for each other much of the time.
 alone=(compared:: cancelled_loads:: endurance:: interrupts:: learned::fixed_runs load_time:: storage:: telemetry::)
+
+# What failed in a step, a line each: the test, where it panicked, and how its message begins. A step that ended badly without a failed test
+# shows its last words.
+tell_failures() { # title
+  awk -v title="$1" '
+    function tell() { if (name != "") { print title ": " name ": " substr(text, 1, 400); told++ } name = "" }
+    /^---- .* stdout ----$/ { tell(); name = $2; text = ""; inside = 0; next }
+    /^test result: / || /^failures:$/ { tell() }
+    name != "" && / panicked at / { inside = 1; sub(/.* panicked at /, "") }
+    name != "" && /^(note: |stack backtrace:)/ { inside = 0 }
+    name != "" && /^Error: / { inside = 1 }
+    name != "" && inside && length(text) < 400 { text = text $0 " " }
+    { before = last; last = $0 }
+    END { tell(); if (!told) print title ": ended badly: " substr(before " / " last, 1, 400) }' "$log" >> "$failures"
+}
 
 # A step that prints the results of Rust's test programs: their counts are added. One that ends badly without a failed test
 # (it did not compile, it crashed) counts as one failure; one that says it was skipped counts as nothing.
@@ -24,6 +42,7 @@ counted() { # title, command...
   read -r step_passed step_failed < <(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed;.*/\1 \2/p' "$log" \
     | awk '{ p += $1; f += $2 } END { print p + 0, f + 0 }')
   [ "$status" = 0 ] || [ "$step_failed" != 0 ] || step_failed=1
+  [ "$step_failed" = 0 ] || tell_failures "$1"
   passed=$((passed + step_passed)) failed=$((failed + step_failed))
   echo "== $1: $step_passed passed, $step_failed failed, $((SECONDS - start)) s"
 }
@@ -34,7 +53,7 @@ rust_tests() { counted "$1" cargo test --locked --no-fail-fast "${@:2}"; } # tit
 whole() { # title, command...
   echo "== $1"
   local start=$SECONDS result=passed
-  if "${@:2}"; then passed=$((passed + 1)); else failed=$((failed + 1)) result=FAILED; fi
+  if "${@:2}"; then passed=$((passed + 1)); else failed=$((failed + 1)) result=FAILED; echo "$1: failed" >> "$failures"; fi
   echo "== $1: $result, $((SECONDS - start)) s"
 }
 
@@ -90,5 +109,6 @@ case ${1:-all} in
     ;;
   *) sed -n '2,4p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
+sed 's/^/failed: /' "$failures"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]
