@@ -29,8 +29,9 @@ tell_failures() { # title
     name != "" && /^(note: |stack backtrace:)/ { inside = 0 }
     name != "" && /^Error: / { inside = 1 }
     name != "" && inside && length(text) < 400 { text = text $0 " " }
+    / \(signal: / { killed = $0 }
     { before = last; last = $0 }
-    END { tell(); if (!told) print title ": ended badly: " substr(before " / " last, 1, 400) }' "$log" >> "$failures"
+    END { tell(); if (!told) print title ": ended badly: " substr(killed != "" ? killed : before " / " last, 1, 400) }' "$log" >> "$failures"
 }
 
 # A step that prints the results of Rust's test programs: their counts are added. One that ends badly without a failed test
