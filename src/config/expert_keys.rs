@@ -3,6 +3,7 @@
 use super::CacheSize;
 use super::experts::{ExpertsFrom, PolicyOrder, StateFile};
 use super::keys::Key;
+use super::values::{store, store_some, switch};
 
 pub(super) const PROMPT_THREADS: Key = Key {
     name: "prompt-threads",
@@ -211,10 +212,10 @@ pub(super) const STATE_FILE: Key = Key {
 
 pub(super) const FIXED: Key = Key {
     name: "fixed",
-    default: "0",
+    default: "off",
     unit: "-",
-    range: "0, 1 (or off, on)",
-    effect: "1: nothing depends on time or on earlier runs, so that two runs with the same arguments give the same text and the same counters: the state file is neither read nor written, uploads are chosen after each graph and complete before the next, the governor and measured rates are off. Needs cache=MIB or moe-expert-cache=N, and one request at a time.",
+    range: "on, off (or 1, 0)",
+    effect: "on: nothing depends on time or on earlier runs, so that two runs with the same arguments give the same text and the same counters: the state file is neither read nor written, uploads are chosen after each graph and complete before the next, the governor and measured rates are off. Needs cache=MIB or moe-expert-cache=N, and one request at a time.",
     reason: "Waiting for uploads costs speed.",
     test_only: false,
     apply: |config, value| store(&mut config.experts.fixed, switch(value)),
@@ -232,21 +233,3 @@ pub(super) const LINK_GBS: Key = Key {
         store_some(&mut config.experts.link_gbs, value.parse().ok().filter(|gbs| (0.1..=1000.0).contains(gbs)))
     },
 };
-
-fn switch(value: &str) -> Option<bool> {
-    match value {
-        "on" | "1" => Some(true),
-        "off" | "0" => Some(false),
-        _ => None,
-    }
-}
-
-fn store<T>(place: &mut T, value: Option<T>) -> Result<(), ()> {
-    *place = value.ok_or(())?;
-    Ok(())
-}
-
-fn store_some<T>(place: &mut Option<T>, value: Option<T>) -> Result<(), ()> {
-    *place = Some(value.ok_or(())?);
-    Ok(())
-}

@@ -7,6 +7,7 @@ use super::lend_keys as lend;
 use super::pass_keys as passes;
 use super::preload_keys as preload;
 use super::staging_keys as staging;
+use super::values::{store, switch};
 use super::{AllocationFault, AllocationKind, CacheSize, Config, CudaFault, GraphMode, LogDetail, Socket};
 
 /// One key of `GGML_MOE`.
@@ -365,18 +366,11 @@ pub static KEYS: &[Key] = &[
         name: "debug-poison",
         default: "off",
         unit: "-",
-        range: "off, on",
+        range: "on, off (or 1, 0)",
         effect: "Slots of the cache that are free or about to be written, and its memory for small operands between uses, are filled with 0xFF, which is not a number in any format of floats.",
         reason: "A result that was computed from them differs from stock's.",
         test_only: true,
-        apply: |config, value| {
-            config.debug_poison = match value {
-                "off" => false,
-                "on" => true,
-                _ => return Err(()),
-            };
-            Ok(())
-        },
+        apply: |config, value| store(&mut config.debug_poison, switch(value)),
     },
     lend::DEBUG_MAP_ALL,
     lend::DEBUG_RAM,

@@ -26,8 +26,7 @@ const fn text(
 }
 
 const SWITCH: &[&str] = &["on", "off", "1", "0"];
-const ON_OFF: &[&str] = &["on", "off"];
-const NOT_ON_OFF: &[&str] = &["1", "0", "true", "ON", "auto"];
+const NO_SWITCH: &[&str] = &["2", "true", "yes", "ON", "auto", "maybe"];
 
 const CASES: &[Case] = &[
     text("inner", "", &["CPU", "CUDA0+CUDA1", "a", "RPC0[h:1]"], &["A,,B", "+", "A+"]),
@@ -39,7 +38,7 @@ const CASES: &[Case] = &[
     case("stream-min-tokens", &["auto", "512"], &["off", "8", "9.5"]),
     case("middle-passes", &["auto", "fetch", "cpu", "place"], &["gpu", "0"]),
     case("vram-budget-mb", &["9000"], &["auto", "0", "8G"]),
-    case("lend", ON_OFF, NOT_ON_OFF),
+    case("lend", SWITCH, NO_SWITCH),
     case("threads", &["4"], &["auto", "0", "4.0"]),
     case("experts-from", &["auto", "ram", "file"], &["disk", "RAM"]),
     case("prompt-threads", &["4"], &["auto", "0"]),
@@ -48,17 +47,17 @@ const CASES: &[Case] = &[
     case("window", &["64"], &["auto"]),
     case("admit", &["2"], &["off"]),
     case("swaps-per-step", &["auto", "-1", "0", "7"], &["-2", "off"]),
-    case("wait-swaps", SWITCH, &["maybe", "2", "yes"]),
+    case("wait-swaps", SWITCH, NO_SWITCH),
     case("swap-lead", &["0", "3"], &["auto", "-1"]),
     case("upload-share", &["0.25", "1"], &["0", "0.0", "25%"]),
     case("upload-chunk-kb", &["0", "512"], &["auto"]),
-    case("governor", SWITCH, &["auto", "2"]),
+    case("governor", SWITCH, NO_SWITCH),
     case("retest", &["0", "512"], &["off"]),
     text("state-file", "", &["off", "/tmp/a.ini", "a.ini"], &[]),
-    case("fixed", &["0", "off"], &["2", "yes"]),
+    case("fixed", SWITCH, NO_SWITCH),
     case("link-gbs", &["12.5"], &["off", "0"]),
     case("pass-tokens", &["host", "4096"], &["auto", "many"]),
-    case("equal-passes", &["on", "off"], &["1", "0", "auto", "yes"]),
+    case("equal-passes", SWITCH, NO_SWITCH),
     text("socket", "/", &["off", "auto", "/tmp/a.sock"], &["on", "moe.sock"]),
     case("replay", &["qwen3-30b", "uniform"], &["QWEN3", "none"]),
     text("timeline", "/", &["/tmp/a.jsonl"], &["a.jsonl", "off"]),
@@ -72,8 +71,8 @@ const CASES: &[Case] = &[
     case("debug-pad", &["32"], &["off"]),
     case("debug-pins", &["16"], &["off"]),
     case("debug-late", &["7"], &["soon"]),
-    case("debug-poison", ON_OFF, NOT_ON_OFF),
-    case("debug-map-all", ON_OFF, NOT_ON_OFF),
+    case("debug-poison", SWITCH, NO_SWITCH),
+    case("debug-map-all", SWITCH, NO_SWITCH),
     case("debug-ram-mb", &["100"], &["auto"]),
 ];
 

@@ -16,6 +16,7 @@ mod parse;
 mod pass_keys;
 mod preload_keys;
 mod staging_keys;
+mod values;
 
 pub use experts::{ExpertSettings, ExpertsFrom, PolicyOrder, StateFile};
 pub(crate) use idle::Lacking;

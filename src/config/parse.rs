@@ -351,7 +351,7 @@ mod tests {
             "debug-late=soon",
             "debug-pins=0",
             "debug-pins=513",
-            "debug-poison=1",
+            "debug-poison=2",
             "debug-panic=x",
             "debug-panic=a.b\nc",
             "debug-graph=none",

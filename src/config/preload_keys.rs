@@ -1,6 +1,7 @@
 //! Rows of the table of keys for the preloaded library.
 
 use super::Key;
+use super::values::{store, switch};
 
 pub(super) const PASS_TOKENS: Key = Key {
     name: "pass-tokens",
@@ -23,16 +24,9 @@ pub(super) const EQUAL_PASSES: Key = Key {
     name: "equal-passes",
     default: "on",
     unit: "-",
-    range: "on, off",
+    range: "on, off (or 1, 0)",
     effect: "With LD_PRELOAD and llama.cpp b11434: a batch that llama.cpp would run in passes of -ub tokens and a short rest runs in as many passes of equal length. Only a batch of one sequence whose outputs all lie in its last pass. Where pass-tokens or the plan sets -ub, -b becomes four times as long, because what is cut is a batch.",
     reason: "Each pass brings the experts once. A short one has too little work to hide that behind.",
     test_only: false,
-    apply: |config, value| {
-        config.equal_passes = match value {
-            "on" => true,
-            "off" => false,
-            _ => return Err(()),
-        };
-        Ok(())
-    },
+    apply: |config, value| store(&mut config.equal_passes, switch(value)),
 };
