@@ -109,7 +109,7 @@ pub(crate) fn run(asked: &PlanArguments) -> Result<Answer, CommandError> {
     };
     if let Some(path) = &asked.write_machine {
         let text = format!("{:#}\n", machine.value());
-        std::fs::write(path, text).map_err(|error| Failed(format!("{}: {error}", path.display())))?;
+        write(path, &text).map_err(|error| Failed(format!("{}: {error}", path.display())))?;
     }
     let mut planned = with(flags, machine)?;
     notes.append(&mut planned.plan.warnings);
@@ -136,10 +136,20 @@ fn arguments_of(plan: &Plan, whose: &str) -> Option<String> {
 }
 
 fn why_none(plan: &Plan, whose: &str) -> String {
-    let told = plan.warnings.last().cloned();
-    let chosen = plan.choices.iter().find(|choice| choice.what == "experts").map(|choice| choice.reason.clone());
-    let reason = if whose == "plugin" { chosen.or(told) } else { told };
-    format!("there are no such arguments: {}", reason.unwrap_or_else(|| "nothing was found to fit".to_owned()))
+    let chosen = plan.choices.iter().find(|choice| choice.what == "experts" && whose == "plugin");
+    let reason = match &plan.refusal {
+        Some(refusal) => refusal.clone(),
+        None => chosen.map_or_else(|| plan.no_room(), |choice| choice.reason.clone()),
+    };
+    format!("there are no such arguments: {reason}")
+}
+
+/// A file is written whole or not at all; what is no file (a pipe, /dev/stdout) is written to.
+fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    match path.metadata() {
+        Ok(known) if !known.is_file() => std::fs::write(path, text),
+        _ => statestore::replace(path, text),
+    }
 }
 
 fn recorded(path: &Path) -> Result<Machine, CommandError> {

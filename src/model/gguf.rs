@@ -98,6 +98,8 @@ pub struct Header {
     pub tensors: Vec<TensorInfo>,
     /// Where the data begins in the file.
     pub data_start: u64,
+    /// Bytes of the tensors that lie behind the end of the file; 0 if it is not known where it ends.
+    pub missing: u64,
 }
 
 impl Header {
@@ -133,7 +135,7 @@ impl Header {
             }
             tensors.push(tensor);
         }
-        let header = Self { keys, tensors, data_start: 0 };
+        let header = Self { keys, tensors, data_start: 0, missing: 0 };
         let alignment = match header.value("general.alignment") {
             None => ALIGNMENT,
             Some(Value::Integer(number)) => u64::try_from(*number)
@@ -151,7 +153,16 @@ impl Header {
         if !file.metadata().map_err(GgufError::Io)?.is_file() {
             return Err(GgufError::Io(io::Error::other("it is no regular file")));
         }
-        Self::read(BufReader::new(file))
+        let mut header = Self::read(BufReader::new(&file))?;
+        // A file that is still being fetched has its header, so it can be planned, but no host takes it.
+        header.missing = header.end().saturating_sub(file.metadata().map_err(GgufError::Io)?.len());
+        Ok(header)
+    }
+
+    /// Where the last tensor ends in the file.
+    fn end(&self) -> u64 {
+        let ends = self.tensors.iter().map(|tensor| tensor.offset.saturating_add(tensor.bytes));
+        ends.max().map_or(0, |end| self.data_start.saturating_add(end))
     }
 
     /// The value of a key.

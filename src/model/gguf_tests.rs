@@ -107,11 +107,29 @@ fn the_fixture() {
     let last = header.tensors.iter().map(|tensor| tensor.offset + tensor.bytes).max().unwrap();
     let padded = header.data_start + last.next_multiple_of(32);
     assert_eq!(padded, path.metadata().unwrap().len(), "the tensors fill the file");
+    assert_eq!(header.missing, 0);
     let shape = MoeShape::open(&path).unwrap();
     assert_eq!((shape.layers, shape.experts(), shape.expert_layers.len()), (6, 192, 6));
     assert_eq!(shape.architecture, "qwen3moe");
     let sum: u64 = header.tensors.iter().map(|tensor| tensor.bytes).sum();
     assert_eq!(shape.expert_bytes() + shape.input_bytes + shape.dense_bytes, sum);
+}
+
+#[test]
+fn a_file_that_is_cut_tells_what_it_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let bytes = file(&[], &[("a", &[100], 0, 0), ("b", &[10], 0, 416)]);
+    let data = (bytes.len() as u64).next_multiple_of(32);
+    for (length, missing) in [(data + 456, 0), (data + 480, 0), (data + 455, 1), (data + 100, 356), (data, 456)] {
+        let mut bytes = bytes.clone();
+        bytes.resize(length as usize, 0);
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(Header::open(&path).unwrap().missing, missing, "{length}");
+    }
+    let far = file(&[], &[("a", &[100], 0, u64::MAX - 8)]);
+    std::fs::write(&path, &far).unwrap();
+    assert!(Header::open(&path).unwrap().missing > u64::MAX / 2);
 }
 
 #[test]

@@ -169,6 +169,7 @@ mod tests {
                 tensor("blk.1.ffn_up_exps.bias", 0, &[4, 16]),
             ],
             data_start: 0,
+            missing: 0,
         };
         let second = Header {
             keys: Vec::new(),
@@ -178,6 +179,7 @@ mod tests {
                 tensor("blk.0.attn_q.weight", 0, &[8, 8]),
             ],
             data_start: 0,
+            missing: 0,
         };
         let shape = MoeShape::of(&[first.clone(), second.clone()]).unwrap();
         assert_eq!((shape.layers, shape.used, shape.experts()), (3, 4, 22));

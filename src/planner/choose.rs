@@ -136,6 +136,8 @@ pub struct Plan {
     pub choices: Vec<Choice>,
     /// What the user should know.
     pub warnings: Vec<String>,
+    /// Why the model cannot be run here, if the mode says so; one of the warnings.
+    pub refusal: Option<String>,
 }
 
 fn mib(bytes: u64) -> u64 {
@@ -173,6 +175,7 @@ pub fn plan(model: &Model, machine: &Machine, usage: &Usage) -> Plan {
         stock: None,
         fit_off: false,
         choices: Vec::new(),
+        refusal: None,
         warnings: others,
     };
     out.choose_ram(model, machine, usage);
@@ -307,7 +310,10 @@ impl Plan {
         match (usage.load, short) {
             (Some(LoadMode::Read), true) => {
                 self.mode = Mode::Refused;
-                self.warnings.push(format!("{sizes}, and the file is not to be mapped: allow it (-lm mmap), take a smaller quantization, or close other programs"));
+                self.refusal = Some(format!(
+                    "{sizes}, and the file is not to be mapped: allow it (-lm mmap), take a smaller quantization, or close other programs"
+                ));
+                self.warnings.extend(self.refusal.clone());
             }
             (None | Some(LoadMode::Mapped), true) => {
                 self.load = LoadMode::Mapped;
@@ -396,6 +402,10 @@ impl Plan {
             };
             self.choose("pinned", format!("{pinned} MiB"), reason);
             self.warn_of_fit(model, cards, usage);
+        }
+        if model.missing > 0 {
+            let missing = mib(model.missing);
+            self.warnings.push(format!("{missing} MiB of the model's data are not in its file: no program of llama.cpp starts with it; fetch it again, or wait until it is whole"));
         }
         if self.context > model.train_context.saturating_mul(usage.streams()) {
             self.warnings.push(format!("the model was trained for a context of {} tokens", model.train_context));

@@ -206,7 +206,6 @@ impl Flags {
             "-ngl" => usage.layers = if value == "all" { Some(u64::MAX) } else { number },
             "-ncmoe" => usage.cpu_experts = number,
             "-cmoe" => usage.cpu_experts = Some(u64::MAX),
-            "-ot" | "-ncffn" => usage.by_hand = true,
             "-ctk" => usage.types[0] = kind().unwrap_or(usage.types[0]),
             "-ctv" => usage.types[1] = kind().unwrap_or(usage.types[1]),
             "-fa" => usage.flash = !matches!(value, "off" | "0" | "false" | "disabled"),
@@ -303,7 +302,6 @@ mod tests {
         assert_eq!(usage.load, Some(LoadMode::Read));
         assert_eq!(of("-ngl auto").usage.layers, None);
         assert_eq!(of("-cmoe").usage.cpu_experts, Some(u64::MAX));
-        assert!(of("-ot x=CPU").usage.by_hand);
         assert_eq!(of("-c 0 -m").usage.context, None);
     }
 

@@ -65,6 +65,8 @@ pub struct Model {
     pub head_values: u64,
     /// The context that it was trained for.
     pub train_context: u64,
+    /// Bytes that its files lack: they are cut, or still being fetched.
+    pub missing: u64,
 }
 
 impl Model {
@@ -131,6 +133,7 @@ impl Model {
             heads,
             head_values: of_head("attention.key_length").saturating_add(of_head("attention.value_length")),
             train_context: number("context_length").max(1),
+            missing: headers.iter().map(|header| header.missing).fold(0, u64::saturating_add),
             shape,
         })
     }

@@ -24,7 +24,7 @@ impl Maker {
                 .iter()
                 .map(|(name, number)| (format!("{architecture}.{name}"), Value::Integer(i128::from(*number)))),
         );
-        Self { header: Header { keys, tensors: Vec::new(), data_start: 0 }, architecture }
+        Self { header: Header { keys, tensors: Vec::new(), data_start: 0, missing: 0 }, architecture }
     }
 
     fn add(&mut self, name: &str, kind: u32, shape: &[u64]) {

@@ -47,8 +47,6 @@ pub struct Usage {
     pub layers: Option<u64>,
     /// Layers whose experts stay in RAM (`-ncmoe`; `-cmoe` is all).
     pub cpu_experts: Option<u64>,
-    /// Whether weights are placed by name (`-ot`, `-ncffn`).
-    pub by_hand: bool,
     /// Threads (`-t`).
     pub threads: Option<u64>,
     /// How weights are loaded (`-lm`).
@@ -102,7 +100,6 @@ impl Default for Usage {
             fit_context: 4096,
             layers: None,
             cpu_experts: None,
-            by_hand: false,
             threads: None,
             load: None,
             cache: CacheSize::Auto,

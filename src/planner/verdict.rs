@@ -35,13 +35,21 @@ impl Plan {
         if machine.cards_and_others().0.is_empty() || self.stock.as_ref().is_some_and(|stock| stock.fits) {
             return;
         }
-        self.warnings.push(match &self.stock {
-            Some(_) => "the flags that were set ask for more memory than the cards have free: llama.cpp would fail to start".to_owned(),
+        self.warnings.push(self.no_room());
+    }
+
+    /// Why llama.cpp by itself would not start.
+    pub fn no_room(&self) -> String {
+        match &self.stock {
+            Some(_) => {
+                "the flags that were set ask for more memory than the cards have free: llama.cpp would fail to start"
+                    .to_owned()
+            }
             None => format!(
                 "not even the buffers for computing fit the cards with {} tokens of context; take a shorter one (-c), or a smaller -ub",
                 self.context
             ),
-        });
+        }
     }
 
     /// Why the plugin stays out, as a sentence; `None` if it does not.
