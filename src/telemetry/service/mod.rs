@@ -12,6 +12,7 @@
 mod place;
 mod system;
 
+use std::ffi::OsStr;
 use std::io::{self, Read as _};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -161,7 +162,9 @@ fn stop() {
 
 /// The life of the thread.
 fn serve(listener: &UnixListener, rung: &UnixStream) {
-    let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    // Not what the kernel calls the thread: that ends after fifteen characters.
+    let file = std::env::current_exe().ok();
+    let program = file.as_deref().and_then(Path::file_name).map(OsStr::to_string_lossy).unwrap_or_default();
     let mut rest = false;
     loop {
         let next_ms = board::tick().map(|us| us.div_ceil(1000));
@@ -174,7 +177,7 @@ fn serve(listener: &UnixListener, rung: &UnixStream) {
         if STOPPING.load(Ordering::Acquire) {
             return;
         }
-        rest = !answer_those_who_wait(listener, program.trim_end());
+        rest = !answer_those_who_wait(listener, &program);
     }
 }
 
