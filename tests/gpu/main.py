@@ -23,6 +23,7 @@ import server
 import shapes
 import speed
 import team
+import using
 
 # Name, function, group. Groups run one after the other, correctness first. The steps of "beside" run at the same time: none
 # of them measures time or free memory. "alone" steps want the card for themselves, in this order; "named" ones do, too, and run only
@@ -62,9 +63,12 @@ STEPS = [
     ("sweep", passes.sweep, "named"),
     ("glm-layer", passes.glm_layer, "named"),
     ("bench", bench.command, "named"),
+    ("fits", using.fits, "beside"),
+    ("preload", using.preload, "named"),
+    ("in-file", using.in_file, "named"),
 ]
 NEEDS_MODEL = {"speed", "ram", "decode", "conditions", "prompt", "memory", "lending", "exhausted", "ncmoe", "bench",
-               "prompts", "overlap", "short-prompts", "slow-prompts", "after-prompt", "sweep"}
+               "prompts", "overlap", "short-prompts", "slow-prompts", "after-prompt", "sweep", "preload"}
 BESIDE_SECONDS = 240  # the most that the steps beside each other get together, so that what is measured has its time
 RAM_GIB = 26  # touched ahead of measuring: the plugin's copy of the experts and its pinned staging
 

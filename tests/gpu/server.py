@@ -20,19 +20,20 @@ N_PREDICT = 32
 
 
 class Server:
-    """A running llama-server; used as a context, it is stopped at the end."""
+    """A running llama-server; used as a context, it is stopped at the end. Without a side it has no arguments but those given, and no plugin."""
 
-    def __init__(self, machine, side, tag, *more, model=FIXTURE, patience=40, alone=False):
+    def __init__(self, machine, side, tag, *more, model=FIXTURE, patience=40, alone=False, preload=(), variables=None):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.machine, self.tag, self.patience = machine, tag, patience
-        self.arguments = machine.tool("llama-server", side, model, "--host", "127.0.0.1", "--port", self.port, "--offline", *more)
-        self.log_path = machine.logs / f"{tag}-{side.device}.log"
+        program = machine.tool("llama-server", side, model) if side else [machine.stock_folder / "llama-server", "-m", model]
+        self.arguments = [*program, "--host", "127.0.0.1", "--port", self.port, "--offline", *more]
+        self.log_path = machine.logs / (f"{tag}-{side.device}.log" if side else f"{tag}.log")
         self.log_file = open(self.log_path, "ab")
         self.offset = self.log_file.tell()
-        self.process = machine.start(self.arguments, machine.environment(side, alone=alone), stdin=subprocess.DEVNULL,
-                                     stdout=self.log_file, stderr=subprocess.STDOUT)
+        environment = {**machine.environment(side, preload=preload, alone=alone), **(variables or {})}
+        self.process = machine.start(self.arguments, environment, stdin=subprocess.DEVNULL, stdout=self.log_file, stderr=subprocess.STDOUT)
         self.begin = time.monotonic()
 
     def __enter__(self):
