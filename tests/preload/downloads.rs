@@ -10,7 +10,7 @@ use super::hub::Hub;
 use super::support::process::{Finished, run};
 use super::support::server::Server;
 use super::support::stock::{self, Side, command, preloaded, program};
-use super::support::{fixture_model, text};
+use super::support::{fixture, fixture_model, text};
 use super::{HELP, LIMIT, SMALL, decisions, host, older_server, preload_plugin, ran_in_blocks};
 
 const NAME: &str = "tiny-docs-moe.Q4_K_M.gguf";
@@ -104,6 +104,26 @@ fn models_that_b10434_fetches_are_helped() {
     let (tokens, finished) = get(true);
     assert_eq!(tokens, get(false).0);
     was_helped(&finished, NAME);
+}
+
+/// Programs that end by themselves.
+#[test]
+fn what_the_other_programs_fetch_is_helped() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = fixture_model();
+    let hub = Hub::open(&[("them/tiny-docs", NAME, &model)]);
+    let talk = [&SMALL[..], &["-nr", "-n", "8", "-st", "--simple-io", "-lv", "4", "-p", "What is a list?"]].concat();
+    let text_of = fixture("eval.txt");
+    let chunks = [&SMALL[..], &["-nr", "-f", text(&text_of), "--chunks", "1"]].concat();
+    let rows = ["-p", "32", "-n", "4", "-r", "1", "-v"];
+    for (name, arguments) in [("llama-cli", &talk[..]), ("llama-perplexity", &chunks), ("llama-bench", &rows)] {
+        let mut command = program(name, Side::Stock);
+        command.env("MODEL_ENDPOINT", hub.endpoint()).env("LLAMA_CACHE", folder.path().join(name));
+        command.args(["-t", "2", "-hf", "them/tiny-docs:Q4_K_M"]).args(arguments);
+        let finished = run(preload_plugin(&mut command).args(HELP), LIMIT).success();
+        assert_eq!(hub.take_fetched(), [NAME], "{}", finished.report("fetched once"));
+        was_helped(&finished, NAME);
+    }
 }
 
 /// The launcher before the file is there, and when it is.
