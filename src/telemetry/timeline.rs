@@ -6,7 +6,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use super::json::Object;
@@ -130,9 +130,12 @@ impl Timeline {
 
     /// Appends the line to a file.
     pub fn append(&self, device: &str, path: &Path) -> std::io::Result<()> {
-        // A pipe that nobody reads, or that is full, is an error: the host must not wait for its reader.
         let mut options = std::fs::OpenOptions::new();
         let mut file = options.append(true).create(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        // The host must not wait for somebody who reads, and a reader that is gone would end it by a signal.
+        if file.metadata()?.file_type().is_fifo() {
+            return Err(std::io::Error::other("it is a pipe; name a file"));
+        }
         // One call, so that lines of several devices do not mix.
         file.write_all(format!("{}\n", self.json(device)).as_bytes())
     }
@@ -217,6 +220,9 @@ mod tests {
         assert!(timeline.append("MoE0", folder.path()).is_err());
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         assert!(timeline.append("MoE0", &pipe).is_err(), "nobody reads it");
+        let mut options = std::fs::OpenOptions::new();
+        let _reader = options.read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
+        assert!(timeline.append("MoE0", &pipe).unwrap_err().to_string().contains("name a file"));
     }
 
     proptest! {
