@@ -64,7 +64,7 @@ fn load() -> Result<*mut c_void, Refusal> {
         // Told after the host's log was found, or in vain.
         tell_notices();
         if let Some(slot) = config.debug_panic.as_deref().filter(|slot| !inject_panic(slot)) {
-            log::error(&format!("GGML_MOE: debug-panic={slot} names no slot"));
+            log::error(&format!("settings: debug-panic={slot} names no slot"));
         }
         let host = probed?;
         // Nobody else sets it while the loading lock is held.
@@ -100,7 +100,7 @@ fn tell_notices() {
             if notice.is_fault() { log::error(&line) } else { log::notice(&line) }
         }
         if notices.len() > MOST_NOTICES {
-            log::error(&format!("GGML_MOE: {} more pieces are wrong", notices.len() - MOST_NOTICES));
+            log::error(&format!("settings: {} more pieces are wrong", notices.len() - MOST_NOTICES));
         }
     });
 }

@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(inner(&choices), [1, 3]);
         for choice in choices {
             let Mode::PassThrough(reason) = choice.mode else { panic!("proxy without its device") };
-            assert_eq!(reason, "GGML_MOE: inner=CUDA7 names no device of this host; it has RPC0, CUDA0, CUDA1, CPU");
+            assert_eq!(reason, "settings: inner=CUDA7 names no device of this host; it has RPC0, CUDA0, CUDA1, CPU");
         }
     }
 

@@ -304,7 +304,7 @@ fn what_needs_no_help_gets_none() {
             &["--moe", "vram-budget-mb=64"],
             "ggml-moe: off: tiny-docs-moe.Q4_K_M.gguf fits: 25 MiB with 8 tokens of context, 64 MiB free",
         ),
-        (&["--moe", "inner=NONE7"], "ggml-moe: off: GGML_MOE: inner=NONE7 names no device of this host; it has "),
+        (&["--moe", "inner=NONE7"], "ggml-moe: off: settings: inner=NONE7 names no device of this host; it has "),
     ] {
         let finished = with_help(more);
         one_decision(&finished, line);
@@ -353,21 +353,21 @@ fn faults_are_told_and_exit_codes_kept() {
         run(preload_plugin(&mut command).args(more), LIMIT)
     };
     for (more, line) in [
-        (&["--moe", "cahce=4"][..], "ggml-moe: GGML_MOE: unknown key \"cahce\"; did you mean \"cache\"?"),
-        (&["--moe", "cache=lots"], "ggml-moe: GGML_MOE: cache=lots is not usable and ignored"),
+        (&["--moe", "cahce=4"][..], "ggml-moe: settings: unknown key \"cahce\"; did you mean \"cache\"?"),
+        (&["--moe", "cache=lots"], "ggml-moe: settings: cache=lots is not usable and ignored"),
         (&["--moe", "cache", "-v"], "ggml-moe: --moe cache needs a value: --moe cache=VALUE; it is ignored"),
         (&["--moe"], "ggml-moe: --moe needs a setting after it"),
         (&["--moe", "-v"], "ggml-moe: --moe needs a setting after it"),
-        (&["--moe-expert-cache", "-5"], "ggml-moe: GGML_MOE: moe-expert-cache=-5 is not usable"),
-        (&["--moe-expert-cache", "many"], "ggml-moe: GGML_MOE: moe-expert-cache=many is not usable"),
+        (&["--moe-expert-cache", "-5"], "ggml-moe: settings: moe-expert-cache=-5 is not usable"),
+        (&["--moe-expert-cache", "many"], "ggml-moe: settings: moe-expert-cache=many is not usable"),
         (&["--moe-expert-cache"], "ggml-moe: --moe-expert-cache needs a number after it"),
         (
             &["--moe", "cache=off", "--moe", "policy=window"],
-            "ggml-moe: GGML_MOE: without effect: policy (cache=off: there is no cache)",
+            "ggml-moe: settings: without effect: policy (cache=off: there is no cache)",
         ),
         (
             &["--moe", "cache=4", "--moe", "cache", "5"],
-            "ggml-moe: GGML_MOE: set more than once, the last holds: cache=5",
+            "ggml-moe: settings: set more than once, the last holds: cache=5",
         ),
     ] {
         let finished = bench(more).success();

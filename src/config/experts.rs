@@ -260,7 +260,7 @@ mod tests {
         for size in ["", ";cache=auto", ";cache=off"] {
             let text = format!("fixed=1{size}");
             assert!(!parse(&text).0.experts.fixed, "{text}");
-            assert!(told(&text).starts_with("GGML_MOE: fixed is ignored: it needs a cache"), "{}", told(&text));
+            assert!(told(&text).starts_with("settings: fixed is ignored: it needs a cache"), "{}", told(&text));
         }
     }
 
@@ -270,7 +270,7 @@ mod tests {
             told("fixed=1;cache=8;state-file=/x;governor=on;retest=5;wait-swaps=off;swap-lead=1;upload-share=0.5");
         assert_eq!(
             line,
-            "GGML_MOE: fixed=1 leaves no room for state-file, governor, retest, wait-swaps, swap-lead, upload-share: ignored; remove fixed \
+            "settings: fixed=1 leaves no room for state-file, governor, retest, wait-swaps, swap-lead, upload-share: ignored; remove fixed \
              to use them"
         );
         assert_eq!(told("fixed=1;cache=8;state-file=off;governor=off;wait-swaps=on;swap-lead=0"), "");

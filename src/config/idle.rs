@@ -125,7 +125,7 @@ mod tests {
             ("vram-budget-mb=300;vram-reserve-mb=300", "there is no cache: vram-reserve-mb=300 leaves nothing"),
         ] {
             let all = told(text);
-            assert!(all.starts_with(&format!("GGML_MOE: {line}")) && all.lines().count() == 1, "{text}: {all}");
+            assert!(all.starts_with(&format!("settings: {line}")) && all.lines().count() == 1, "{text}: {all}");
         }
     }
 

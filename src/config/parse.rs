@@ -40,7 +40,7 @@ impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownKey { name, suggestion } => {
-                write!(f, "GGML_MOE: unknown key \"{}\"", shown(name))?;
+                write!(f, "settings: unknown key \"{}\"", shown(name))?;
                 match suggestion {
                     Some(suggestion) => write!(f, "; did you mean \"{suggestion}\"?")?,
                     None => write!(f, ";")?,
@@ -55,20 +55,20 @@ impl fmt::Display for Notice {
                 let unit = if unit == "-" { String::new() } else { format!(" ({unit})") };
                 write!(
                     f,
-                    "GGML_MOE: {name}={} is not usable and ignored: what was set before holds, or the default ({default}); accepted{unit}: {range}",
+                    "settings: {name}={} is not usable and ignored: what was set before holds, or the default ({default}); accepted{unit}: {range}",
                     shown(value)
                 )
             }
-            Self::Conflict(text) => write!(f, "GGML_MOE: {text}"),
+            Self::Conflict(text) => write!(f, "settings: {text}"),
             Self::Repeated(pairs) => {
                 const MOST: usize = 8;
                 let told = pairs.iter().take(MOST).map(|(name, value)| format!("{name}={}", shown(value)));
                 let told: Vec<String> = told.collect();
-                write!(f, "GGML_MOE: set more than once, the last holds: {}", told.join(", "))?;
+                write!(f, "settings: set more than once, the last holds: {}", told.join(", "))?;
                 if pairs.len() > MOST { write!(f, " and {} more", pairs.len() - MOST) } else { Ok(()) }
             }
             Self::Stray(text) => {
-                write!(f, "GGML_MOE: \"{}\" is no key=value pair; keys: {}", shown(text), key_names())
+                write!(f, "settings: \"{}\" is no key=value pair; keys: {}", shown(text), key_names())
             }
         }
     }
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!((config.log, config.cache), (LogDetail::Error, crate::config::CacheSize::Off));
         assert_eq!(config.given, ["log", "moe-expert-cache", "threads"]);
         let lines: Vec<String> = notices.iter().map(ToString::to_string).collect();
-        assert_eq!(lines[0], "GGML_MOE: set more than once, the last holds: log=error, moe-expert-cache=0");
+        assert_eq!(lines[0], "settings: set more than once, the last holds: log=error, moe-expert-cache=0");
         let all: String = KEYS.iter().map(|key| format!("{0}=1;{0}=100;{0}=1;", key.name)).collect();
         let long = parse(&all).1.into_iter().find(|notice| !notice.is_fault()).expect("repeated");
         assert!(long.to_string().contains(" more") && long.to_string().len() < 300, "{long}");
@@ -317,7 +317,7 @@ mod tests {
         let (config, notices) = parse("inne=CPU");
         assert_eq!(config, Config::default());
         let line = notices[0].to_string();
-        assert!(line.starts_with("GGML_MOE: unknown key \"inne\"; did you mean \"inner\"? keys: inner, log"), "{line}");
+        assert!(line.starts_with("settings: unknown key \"inne\"; did you mean \"inner\"? keys: inner, log"), "{line}");
         assert!(!line.contains("debug-"), "{line}");
     }
 
@@ -387,7 +387,7 @@ mod tests {
             let (_, notices) = parse(&text);
             for notice in notices {
                 let line = notice.to_string();
-                prop_assert!(line.starts_with("GGML_MOE: "));
+                prop_assert!(line.starts_with("settings: "));
                 prop_assert!(!line.chars().any(char::is_control));
             }
         }

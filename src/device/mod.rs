@@ -93,7 +93,7 @@ pub(crate) struct BufferTypes {
 }
 
 /// How a reason begins that is a fault of the settings.
-pub(crate) const SETTING_FAULT: &str = "GGML_MOE: ";
+pub(crate) const SETTING_FAULT: &str = "settings: ";
 
 /// Smallest room beside the dense weights that is reported as free: a context of 4,096 tokens and the compute buffers of
 /// today's models fit, so that llama.cpp's fit step never moves a layer away.

@@ -78,7 +78,7 @@ def perplexity(machine, results):
             if name == "plain path" and done.ok():
                 ran = done.counter("blocks") or 0
                 left = done.counter("unrecognised")
-                refused = [line for line in done.plugin_lines() if "GGML_MOE: " in line]
+                refused = [line for line in done.plugin_lines() if "settings: " in line]
                 if refused:
                     results.add("perplexity", "keys", False, refused[0].split("ggml-moe: ", 1)[1], "every key is known")
                 results.add("perplexity", f"MoE blocks, ub {ubatch}", ran > 0 and left == 0,

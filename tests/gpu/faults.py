@@ -31,7 +31,7 @@ def missing_pieces(machine, results):
             continue
         done = perplexity_run(machine, machine.ours.with_keys(key), 512, chunks, tag="faults")
         lines = done.plugin_lines()
-        if any("GGML_MOE: " in line and key.split("=")[0] in line for line in lines):
+        if any("settings: " in line and key.split("=")[0] in line for line in lines):
             results.skip("faults", name, f"the plugin does not know {key}")
             continue
         said = [line for line in lines if without_numbers(line) not in usual and re.search(words, line, re.I)]

@@ -21,7 +21,7 @@ fn short(keys: &str) -> Finished {
 /// The run ends well and says, in one line at the host's default verbosity, all of `words`.
 fn says(keys: &str, words: &[&str]) {
     let finished = short(keys);
-    let lines = finished.lines_with("ggml-moe: GGML_MOE: ");
+    let lines = finished.lines_with("ggml-moe: settings: ");
     let found = lines.iter().any(|line| words.iter().all(|word| line.contains(word)));
     assert!(found, "{}", finished.report(&format!("no line with {words:?} in {lines:?}")));
 }

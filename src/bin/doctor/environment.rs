@@ -34,7 +34,12 @@ pub(super) fn of_environment(checks: &mut Checks, folder: Option<&Path>, variabl
         checks.ok("settings", format!("GGML_MOE={}", config::shown(&settings)));
     }
     for notice in notices {
-        checks.warn("settings", notice.to_string(), "`ggml-moe keys` lists the keys; the others of GGML_MOE hold");
+        let told = notice.to_string();
+        checks.warn(
+            "settings",
+            told.trim_start_matches("settings: "),
+            "`ggml-moe keys` lists the keys; the others of GGML_MOE hold",
+        );
     }
 }
 
@@ -70,6 +75,6 @@ mod tests {
         assert!(of(&[("LD_PRELOAD", path(host, "libggml-base.so.0"))]).is_empty());
         assert_eq!(of(&[("GGML_MOE", "cache=5".to_owned())]), ["ok settings: GGML_MOE=cache=5"]);
         let wrong = of(&[("GGML_MOE", "cahce=5".to_owned())]);
-        assert!(wrong[0].starts_with("warn settings: GGML_MOE: unknown key \"cahce\""), "{wrong:?}");
+        assert!(wrong[0].starts_with("warn settings: unknown key \"cahce\""), "{wrong:?}");
     }
 }

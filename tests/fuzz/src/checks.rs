@@ -25,7 +25,7 @@ pub fn settings(data: &[u8]) {
     assert!(notices.len() <= text.len(), "more notices than bytes");
     for notice in notices {
         let line = notice.to_string();
-        assert!(line.starts_with("GGML_MOE: ") && line.len() <= LONGEST_LINE, "{line:?}");
+        assert!(line.starts_with("settings: ") && line.len() <= LONGEST_LINE, "{line:?}");
         assert!(
             !line.contains(|c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202e}')),
             "{line:?}"
