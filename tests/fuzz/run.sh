@@ -43,7 +43,7 @@ GGML_MOE_SANITIZE=1 RUSTFLAGS="$coverage -Zsanitizer=address -Ccodegen-units=1" 
 
 fuzz() { # target
   mkdir -p "$out/corpus/$1" "$out/artifacts/$1"
-  "$out/$host/release/$1" -max_total_time="$seconds" -timeout=5 -rss_limit_mb=1024 -max_len=1024 -use_value_profile=1 \
+  "$out/$host/release/$1" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=1024 -max_len=1024 -use_value_profile=1 \
     -artifact_prefix="$out/artifacts/$1/" "$out/corpus/$1" "corpus/$1" > "$out/$1.log" 2>&1 || echo "exit status $?" >> "$out/$1.failed"
 }
 
