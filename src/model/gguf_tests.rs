@@ -120,10 +120,10 @@ fn a_file_that_is_cut_tells_what_it_lacks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
     let bytes = file(&[], &[("a", &[100], 0, 0), ("b", &[10], 0, 416)]);
-    let data = (bytes.len() as u64).next_multiple_of(32);
+    let data = bytes.len().next_multiple_of(32);
     for (length, missing) in [(data + 456, 0), (data + 480, 0), (data + 455, 1), (data + 100, 356), (data, 456)] {
         let mut bytes = bytes.clone();
-        bytes.resize(length as usize, 0);
+        bytes.resize(length, 0);
         std::fs::write(&path, &bytes).unwrap();
         assert_eq!(Header::open(&path).unwrap().missing, missing, "{length}");
     }
