@@ -105,6 +105,21 @@ impl<'a> Graph<'a> {
         Ok(Part { graph: PartGraph::View { graph, _nodes: list }, life: PhantomData })
     }
 
+    /// How often nodes of the host's whole graph read each of these; `None` where that is not known, as in a graph that a caller built of parts.
+    pub(crate) fn uses(&self, nodes: &[Tensor<'_>]) -> Vec<Option<usize>> {
+        if host().graphs == GraphMode::AddNode {
+            return vec![None; nodes.len()];
+        }
+        // SAFETY: the mirror passed its check; a valid graph.
+        let whole = unsafe { read_mirror(self.as_ptr(), host().graph_facts.has_uid) };
+        let set = &whole.visited_hash_set;
+        if set.size == 0 || set.keys.is_null() || set.used.is_null() || whole.use_counts.is_null() {
+            return vec![None; nodes.len()];
+        }
+        let count = |node: &Tensor<'_>| usize::try_from(use_count(&whole, NonNull::new(node.as_ptr())?)?).ok();
+        nodes.iter().map(count).collect()
+    }
+
     fn view(&self, range: &Range<usize>, uid: u64) -> Part<'a> {
         // SAFETY: a valid graph.
         let nodes = unsafe { (host().api.ggml_graph_nodes)(self.as_ptr()) };

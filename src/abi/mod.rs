@@ -2,7 +2,7 @@
 //!
 //! Owns: the struct layouts ([`layout`], the generated `gen_*`), the choice among them ([`probe`]), the host's functions ([`mod@imports`]),
 //! op numbers by name ([`ops`]), the kernels of its CPU backend ([`cpu_kernels`]), tagged handles ([`handle`]), the panic boundary ([`boundary`]), views of tensors and graphs
-//! ([`tensor`], [`graph`]), tensors of our own ([`own`]), wrappers of the inner device's objects ([`inner`]), the functions that the host calls ([`slots`]) and those that it calls by way of us when we are
+//! ([`tensor`], [`graph`]), tensors of the host that stand for a part of their tokens ([`slice`](mod@slice)), tensors of our own ([`own`]), wrappers of the inner device's objects ([`inner`]), the functions that the host calls ([`slots`]) and those that it calls by way of us when we are
 //! preloaded ([`llama`]).
 //! Invariants: nothing unwinds out of it; no number of the host is trusted before the probe confirmed it.
 //! Threads: any thread of the host; see each object.
@@ -50,6 +50,7 @@ pub(crate) mod llama;
 mod ops;
 pub(crate) mod own;
 mod probe;
+pub(crate) mod slice;
 pub(crate) mod slots;
 pub(crate) mod tensor;
 

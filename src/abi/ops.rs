@@ -6,6 +6,8 @@
 
 use core::ffi::CStr;
 
+use crate::graph::slices::Work;
+
 /// What the planner and the placement rules need to know of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpClass {
@@ -23,6 +25,7 @@ pub(crate) enum OpClass {
 #[derive(Debug)]
 pub(crate) struct Ops {
     classes: Vec<OpClass>,
+    works: Vec<Work>,
     pub(super) none: u32,
     /// Picks rows of a table; absent if the host has no such op.
     pub(super) get_rows: Option<u32>,
@@ -53,6 +56,20 @@ const TABLE: &[(&CStr, OpClass, bool)] = &[
     (c"GLU", OpClass::PairWise, false),
 ];
 
+/// Ops whose results for a token come from that token's rows alone. What changes the number or the order of rows is none of them.
+const ELEMENTS: &[&CStr] =
+    &[c"ADD", c"SUB", c"MUL", c"DIV", c"SCALE", c"UNARY", c"SQR", c"SQRT", c"CLAMP", c"CONT", c"GLU"];
+
+fn work(name: &CStr, class: OpClass) -> Work {
+    match class {
+        OpClass::View => Work::View,
+        OpClass::ExpertProduct => Work::Product,
+        OpClass::PairWise if name == c"ADD_ID" => Work::AddId,
+        OpClass::PairWise if ELEMENTS.contains(&name) => Work::Elements,
+        OpClass::PairWise | OpClass::Other => Work::Other,
+    }
+}
+
 /// No release has had more ops than this; a scan ends here at the latest.
 const MOST_OPS: u32 = 256;
 
@@ -62,13 +79,15 @@ impl Ops {
     /// `name` must accept every number up to the last op; the scan stops at `GLU`, which has been the last op since it exists,
     /// so that no number behind the host's table is asked for.
     pub(super) fn resolve(name: &dyn Fn(u32) -> Option<&'static CStr>) -> Result<Self, String> {
-        let mut classes = Vec::new();
+        let (mut classes, mut works) = (Vec::new(), Vec::new());
         let (mut none, mut get_rows) = (None, None);
         let mut found = vec![false; TABLE.len()];
         for number in 0..MOST_OPS {
             let Some(text) = name(number) else { break };
             let entry = TABLE.iter().position(|(known, _, _)| *known == text);
-            classes.push(entry.map_or(OpClass::Other, |entry| TABLE[entry].1));
+            let class = entry.map_or(OpClass::Other, |entry| TABLE[entry].1);
+            classes.push(class);
+            works.push(work(text, class));
             if let Some(entry) = entry {
                 found[entry] = true;
             }
@@ -89,9 +108,14 @@ impl Ops {
             .map(|((name, _, _), _)| name.to_string_lossy())
             .collect();
         match none {
-            Some(none) if missing.is_empty() => Ok(Self { classes, none, get_rows }),
+            Some(none) if missing.is_empty() => Ok(Self { classes, works, none, get_rows }),
             _ => Err(missing.join(", ")),
         }
+    }
+
+    /// What an op does to the rows of its sources.
+    pub(crate) fn work(&self, op: u32) -> Work {
+        usize::try_from(op).ok().and_then(|op| self.works.get(op)).copied().unwrap_or(Work::Other)
     }
 
     /// The class of an op number.

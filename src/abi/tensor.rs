@@ -11,6 +11,7 @@ use core::ptr::NonNull;
 use super::gen_api3 as api3;
 use super::host::{host, text};
 use super::ops::OpClass;
+use crate::graph::slices::Work;
 use crate::graph::{IdsKey, TensorKey};
 
 /// Identity of a buffer type.
@@ -78,6 +79,11 @@ impl<'a> Tensor<'a> {
 
     pub(crate) fn op_class(&self) -> OpClass {
         host().ops.class(self.raw().op)
+    }
+
+    /// What the op does to the rows of its sources.
+    pub(crate) fn work(&self) -> Work {
+        host().ops.work(self.raw().op)
     }
 
     /// The op's name, or that of the function that the op applies (`UNARY` and `GLU`).

@@ -4,6 +4,7 @@
 //! Invariants: a graph is handed on only when there is. A graph that ran before, with nothing changed since, costs one comparison for each of its
 //! buffers. Threads: the one that drives the backend. Does not: decide what comes and goes (`memory` does) or map it (`lent` does).
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -12,7 +13,7 @@ use crate::abi::tensor::Tensor;
 use crate::buffer::{BufferError, alloc_size};
 use crate::device::Device;
 use crate::experts::PlainPath;
-use crate::graph::{Plan, PlanKey, Ranges, Span, Step, walk};
+use crate::graph::{Plan, PlanKey, Ranges, Span, Step, TensorKey, walk};
 use crate::lent::Lent;
 use crate::purpose::Role;
 
@@ -27,6 +28,9 @@ pub(super) struct Touch {
     ready: AtomicU64,
 }
 
+/// Alignment of what is put into a compute buffer.
+const PLACE_ALIGNMENT: usize = 256;
+
 /// The buffer behind a tensor; compared by identity.
 struct In<'a>(&'a Arc<Lent>);
 
@@ -36,9 +40,12 @@ impl PartialEq for In<'_> {
     }
 }
 
-/// What these nodes touch, with all that kernels may use behind each tensor.
-pub(super) fn touches<'a>(nodes: &[Tensor<'a>]) -> Vec<Touch> {
+/// What these nodes touch, with all that kernels may use behind each tensor, but for tensors whose data lie elsewhere.
+pub(super) fn touches<'a>(nodes: &[Tensor<'a>], elsewhere: &HashSet<TensorKey>) -> Vec<Touch> {
     let span = |tensor: Tensor<'a>| {
+        if elsewhere.contains(&tensor.key()) {
+            return None;
+        }
         let buffer = tensor.our_buffer()?;
         let lent = buffer.lent().filter(|lent| lent.comes_and_goes())?; // not weights, nor a cache of keys and values
         let (base, end) = (lent.memory().base(), lent.memory().base() + lent.memory().bytes());
@@ -55,6 +62,24 @@ pub(super) fn touches<'a>(nodes: &[Tensor<'a>]) -> Vec<Touch> {
         ready: AtomicU64::new(0),
     };
     found.into_iter().map(touch).collect()
+}
+
+/// Takes a place of so many bytes for a graph among bytes that it may write over, in the memory of a tensor: where the graph touches most of it
+/// anyway. Returns its address; `None` if no run is long enough, or if the memory does not come and go.
+pub(super) fn reserve(touches: &mut [Touch], tensor: Tensor<'_>, free: &Ranges, bytes: usize) -> Option<usize> {
+    let lent = tensor.our_buffer()?.lent()?;
+    let touch = touches.iter_mut().find(|touch| std::ptr::eq(touch.lent.as_ptr(), Arc::as_ptr(lent)))?;
+    let base = lent.memory().base();
+    let own: Ranges = free.iter().map(|run| run.start.saturating_sub(base)..run.end.saturating_sub(base)).collect();
+    let own = own.within(&Ranges::from(0..lent.memory().bytes()));
+    let start = touch.units.best_place(&own, bytes, PLACE_ALIGNMENT)?;
+    touch.units = touch.units.with(&lent.units(&Ranges::from(start..start + bytes)));
+    Some(base + start)
+}
+
+/// Bytes of all of it.
+pub(super) fn bytes(touches: &[Touch]) -> usize {
+    touches.iter().map(|touch| touch.units.bytes()).sum()
 }
 
 /// The largest scratch that a step needs whose experts are copied. Blocks that the cache computes need none, but it does not in a long pass.
@@ -87,8 +112,8 @@ impl Backend {
     }
 
     /// Brings memory behind all that a graph touches.
-    pub(super) fn bring(&self, state: &mut State, key: PlanKey, planned: &Planned) -> Result<(), BufferError> {
-        for touch in &planned.touches {
+    pub(super) fn bring(&self, state: &mut State, key: PlanKey, touches: &[Touch]) -> Result<(), BufferError> {
+        for touch in touches {
             let Some(lent) = touch.lent.upgrade() else { continue };
             if lent.is_unchanged(touch.ready.load(Ordering::Relaxed)) {
                 continue;

@@ -11,7 +11,9 @@ mod ahead;
 mod cached;
 mod fetched;
 mod lent;
+mod sliced;
 mod streamed;
+mod tell;
 mod watch;
 
 use std::cell::Cell;
@@ -33,7 +35,7 @@ use crate::experts::cache::{self, Candidate, EngineError};
 use crate::experts::{PlainError, PlainPath};
 use crate::gpu::Rows;
 use crate::graph::{ExpertWeight, Plan, PlanCache, ReplayLedger, Run, Step, Treatment, plan};
-use crate::telemetry::{Busy, Counters, MOST_DECODED, PassShape, Reporter, log};
+use crate::telemetry::{Busy, Counters, PassShape, Reporter, log};
 
 /// A backend of ours.
 pub(crate) struct Backend {
@@ -68,6 +70,8 @@ struct Planned {
     pieces: Vec<ahead::Piece>,
     /// What it touches in compute buffers whose memory comes and goes.
     touches: Vec<lent::Touch>,
+    /// How its blocks run in slices of their tokens, if they do.
+    sliced: Option<sliced::SlicedPass>,
     /// Bytes of scratch that its steps may need.
     scratch_bytes: usize,
     /// Some blocks' experts may be brought.
@@ -122,9 +126,6 @@ pub(crate) fn graphs_with_experts() -> u64 {
     GRAPHS_WITH_EXPERTS.get()
 }
 
-/// The most nodes that are named in the log as belonging to no block.
-const MOST_TOLD: usize = 64;
-
 impl Backend {
     /// Opens a stream; `None` if the inner device cannot, or if its objects are not laid out as the probe found.
     pub(crate) fn open(device: &'static Device) -> Option<Self> {
@@ -178,17 +179,18 @@ impl Backend {
         let key = graph.key();
         let plan = state.plans.get(key, || {
             let nodes = graph.nodes();
-            let planned = self.plan(&nodes);
-            tell_plan(self.device, &mut state.told, &nodes, &planned.plan);
+            let planned = self.plan(graph, &nodes);
+            tell::plan(self.device, &mut state.told, &nodes, &planned.plan);
             planned
         });
         let planned = &*plan;
         let Planned { plan, blocks, .. } = planned;
-        self.bring(state, key, planned)?;
+        let sliced = planned.sliced.as_ref();
+        self.bring(state, key, sliced.map_or(&planned.touches, |sliced| &sliced.touches))?;
         state.reporter.pass = planned.pass;
         if let Some(pass) = &planned.pass {
             self.device.begin_pass(pass.tokens);
-            tell_pass(self.device, pass);
+            tell::pass(self.device, pass);
         }
         let counters = &mut state.counters;
         counters.graphs += 1;
@@ -215,6 +217,9 @@ impl Backend {
             && let Some(outcome) = self.run_long(state, graph, &nodes, planned)
         {
             return outcome;
+        }
+        if sliced.is_some() {
+            self.bring(state, key, &planned.touches)?;
         }
         let mut session = self.begin_cached(&nodes, blocks);
         let outcome = match session.as_mut() {
@@ -253,7 +258,7 @@ impl Backend {
     }
 
     /// Cuts a graph, and reads its blocks where a cache may compute them.
-    fn plan(&self, nodes: &[Tensor<'_>]) -> Planned {
+    fn plan(&self, graph: Graph<'_>, nodes: &[Tensor<'_>]) -> Planned {
         let (mut blocks, mut all, mut number) = (Vec::new(), Vec::new(), 0);
         let may_cache = self.device.may_cache();
         let plan = plan(&describe(nodes, &expert_weight), &mut |products| {
@@ -279,10 +284,11 @@ impl Backend {
         let is_streamed = plan.steps.iter().any(|step| matches!(step, Step::Streamed { .. }));
         let all = if is_streamed { all } else { Vec::new() };
         let middle = fetched::Middle::new(nodes, &plan, &all);
-        let touches = if self.device.lends() { lent::touches(nodes) } else { Vec::new() };
+        let touches = if self.device.lends() { lent::touches(nodes, &HashSet::new()) } else { Vec::new() };
+        let sliced = if is_streamed { self.slice(graph, nodes, &plan, &touches) } else { None };
         let scratch_bytes = lent::scratch_bytes(self.device, nodes, &plan, is_streamed);
         let pass = pass_shape(nodes);
-        Planned { plan, blocks, all, pieces, touches, scratch_bytes, is_streamed, middle, pass }
+        Planned { plan, blocks, all, pieces, touches, sliced, scratch_bytes, is_streamed, middle, pass }
     }
 
     fn run_step(
@@ -468,31 +474,4 @@ fn part_uid(host_uid: u64, nodes: &[Tensor<'_>], range: &Range<usize>, variant: 
     (host_uid, ends, range.len(), variant).hash(&mut hasher);
     let uid = hasher.finish() | OURS;
     if uid == host_uid { uid ^ 1 } else { uid }
-}
-
-/// Tells of each pass of a prompt how long it is, at the debug detail.
-fn tell_pass(device: &Device, pass: &PassShape) {
-    if pass.tokens > MOST_DECODED && log::shows(LogDetail::Debug) {
-        log::debug(&format!("{}: a pass of {} tokens, {} outputs", device.label(), pass.tokens, pass.outputs));
-    }
-}
-
-/// Tells once per node which expert products belong to no block, and at the debug detail how each new graph is cut.
-fn tell_plan(device: &Device, told: &mut HashSet<String>, nodes: &[Tensor<'_>], plan: &Plan) {
-    for &index in &plan.unrecognised {
-        let name = nodes[index].name();
-        if told.len() < MOST_TOLD && told.insert(name.clone()) {
-            log::info(&format!("{}: \"{name}\" is in no recognised MoE block and runs by itself", device.label()));
-        }
-    }
-    if log::shows(LogDetail::Debug) && !plan.steps.is_empty() {
-        log::debug(&format!(
-            "{}: a graph of {} nodes runs in {} steps, {} MoE blocks, {} products outside",
-            device.label(),
-            nodes.len(),
-            plan.steps.len(),
-            plan.blocks,
-            plan.unrecognised.len()
-        ));
-    }
 }

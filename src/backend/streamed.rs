@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use super::sliced::SlicedPass;
 use super::watch::Watch;
 use super::{Backend, BackendError, Planned, State};
 use crate::abi::graph::Graph;
@@ -16,7 +17,7 @@ use crate::abi::inner::Status;
 use crate::abi::tensor::{Patch, Tensor};
 use crate::buffer::BufferError;
 use crate::experts::cache::Cache;
-use crate::experts::stage::{self, Brought, Ring};
+use crate::experts::stage::{self, Brought, Ring, Unit};
 use crate::gpu::Point;
 use crate::graph::Step;
 use crate::telemetry::log;
@@ -32,6 +33,8 @@ pub(super) struct Pass<'p, 'a> {
     pub(super) parts: &'p [Brought<'a>],
     pub(super) cache: Option<&'p mut Cache>,
     pub(super) watch: Option<Watch>,
+    /// How blocks run in slices.
+    pub(super) slices: Option<&'p SlicedPass>,
 }
 
 impl Backend {
@@ -61,11 +64,18 @@ impl Backend {
             blocks.first().and_then(|(_, products)| nodes[*products.first()?].source(2)).map(|ids| ids.ne()[1]);
         let tokens = tokens.and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or(0);
         let watch = Watch::new(self.device, ring.shape(), &parts, tokens);
-        let mut pass = Pass { is_brought, ring: &mut ring, parts: &parts, cache: cache.as_mut(), watch };
-        let outcome = if fetch {
-            self.run_fetched(state, graph, nodes, planned, &mut pass)
+        // A slice needs all experts of its block.
+        let slices = planned.sliced.as_ref().filter(|_| !fetch && ring.shape().unit == Unit::Layer);
+        let rest = if slices.is_none() && planned.sliced.is_some() {
+            self.bring(state, graph.key(), &planned.touches)
         } else {
-            self.run_brought(state, graph, nodes, planned, &mut pass)
+            Ok(())
+        };
+        let mut pass = Pass { is_brought, ring: &mut ring, parts: &parts, cache: cache.as_mut(), watch, slices };
+        let outcome = match rest {
+            Err(error) => Err(error.into()),
+            Ok(()) if fetch => self.run_fetched(state, graph, nodes, planned, &mut pass),
+            Ok(()) => self.run_brought(state, graph, nodes, planned, &mut pass),
         };
         let good = matches!(outcome, Ok(Status::SUCCESS));
         if let Some(watch) = pass.watch.filter(|_| good) {
@@ -105,9 +115,19 @@ impl Backend {
         for number in 0..depth {
             self.fill(state, pass, (number, &read), None)?;
         }
-        let (mut number, mut block) = (0, 0);
+        let (mut number, mut block, mut done) = (0, 0, 0);
         for (index, step) in planned.plan.steps.iter().enumerate() {
             if !pass.is_brought[index] {
+                // What is behind a block may have run with it.
+                let rest;
+                let step = match step {
+                    Step::Segment(range) if range.end <= done => continue,
+                    Step::Segment(range) if range.start < done => {
+                        rest = Step::Segment(done..range.end);
+                        &rest
+                    }
+                    step => step,
+                };
                 if let Some(watch) = &mut pass.watch {
                     watch.compute_begins(&self.inner).map_err(BufferError::from)?;
                 }
@@ -126,7 +146,13 @@ impl Backend {
                 cache.read_tail(self.device, &self.inner, nodes[product]);
             }
             while pass.parts.get(number).is_some_and(|part| part.block == block) {
-                let status = self.run_part(state, graph, nodes, pass, number)?;
+                let status = match pass.slices.and_then(|slices| slices.block(index)) {
+                    Some(block) => {
+                        done = block.end();
+                        self.run_sliced(state, graph, nodes, pass, (number, block))?
+                    }
+                    None => self.run_part(state, graph, nodes, pass, number)?,
+                };
                 if status != Status::SUCCESS {
                     return Ok(status);
                 }

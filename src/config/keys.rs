@@ -129,6 +129,7 @@ pub static KEYS: &[Key] = &[
     },
     passes::STREAM_MIN_TOKENS,
     passes::MIDDLE_PASSES,
+    passes::SLICE_TOKENS,
     Key {
         name: "vram-budget-mb",
         default: "what is free",

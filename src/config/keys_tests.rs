@@ -37,6 +37,7 @@ const CASES: &[Case] = &[
     case("vram-reserve-mb", &["384"], &["off", "1.5"]),
     case("stream-min-tokens", &["auto", "512"], &["off", "8", "9.5"]),
     case("middle-passes", &["auto", "fetch", "cpu", "place"], &["gpu", "0"]),
+    case("slice-tokens", &["auto", "off", "0", "32", "2048"], &["on", "31", "-1", "2k"]),
     case("vram-budget-mb", &["9000"], &["auto", "0", "8G"]),
     case("lend", SWITCH, NO_SWITCH),
     case("threads", &["4"], &["auto", "0", "4.0"]),

@@ -94,6 +94,18 @@ pub enum CacheSize {
     SlotsPerLayer(u32),
 }
 
+/// The most tokens that a block computes at once in a long pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SliceTokens {
+    /// By the model, where it is worth it.
+    #[default]
+    Auto,
+    /// All of a pass.
+    Off,
+    /// So many.
+    Most(u32),
+}
+
 /// What passes of more than 8 tokens do that do not bring all experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MiddlePasses {
@@ -139,6 +151,8 @@ pub struct Config {
     pub stream_min_tokens: Option<u64>,
     /// What passes between those of single tokens and those do.
     pub middle_passes: MiddlePasses,
+    /// The most tokens that a block computes at once in a long pass.
+    pub slice_tokens: SliceTokens,
     /// The most device memory of all that is ours, in MiB; `None` is what is free.
     pub vram_budget_mb: Option<u64>,
     /// Whether compute buffers have memory only for what graphs touch.
@@ -199,6 +213,7 @@ impl Default for Config {
             vram_reserve_mb: 384,
             stream_min_tokens: None,
             middle_passes: MiddlePasses::Auto,
+            slice_tokens: SliceTokens::Auto,
             vram_budget_mb: None,
             lend: true,
             pass_tokens: None,

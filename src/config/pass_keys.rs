@@ -1,7 +1,7 @@
 //! The keys of passes of more than 8 tokens; part of the table in `keys`.
 
-use super::MiddlePasses;
 use super::keys::Key;
+use super::{MiddlePasses, SliceTokens};
 
 pub(super) const STREAM_MIN_TOKENS: Key = Key {
     name: "stream-min-tokens",
@@ -35,6 +35,26 @@ pub(super) const MIDDLE_PASSES: Key = Key {
             "cpu" => MiddlePasses::Cpu,
             "place" => MiddlePasses::Place,
             _ => return Err(()),
+        };
+        Ok(())
+    },
+};
+
+pub(super) const SLICE_TOKENS: Key = Key {
+    name: "slice-tokens",
+    default: "auto",
+    unit: "tokens",
+    range: "auto, off, or 32 to 1000000000",
+    effect: "The most tokens that a block of experts computes at once in a pass whose experts are brought. A longer pass computes each block slice by slice, and what lies between its first product and the sum over its experts, most of the memory for computing in a long pass, is there for one slice only: so much less is taken from the cache. auto: as many as give each expert 128 rows, where that saves 64 MiB or more. off: all tokens at once.",
+    reason: "Each expert that the cache keeps does not come over the link. Shorter slices would be computed slower; a slice rounds as a micro-batch (-ub) of its length does.",
+    test_only: false,
+    apply: |config, value| {
+        config.slice_tokens = match value {
+            "auto" => SliceTokens::Auto,
+            "off" | "0" => SliceTokens::Off,
+            number => {
+                SliceTokens::Most(number.parse().ok().filter(|most| (32..=1_000_000_000).contains(most)).ok_or(())?)
+            }
         };
         Ok(())
     },

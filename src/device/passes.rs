@@ -5,12 +5,12 @@
 //! [`IDLE_GRAPHS`] graphs of single tokens.
 //! Threads: any. A lock is held to copy the rates. Does not: know graphs (`backend` does).
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use super::Device;
-use crate::config::MiddlePasses;
+use crate::config::{MiddlePasses, SliceTokens};
 use crate::experts::cache::{Cache, MOST_MIDDLE_TOKENS, MOST_TOKENS};
 use crate::experts::cost::{Layer, Rates, Way};
 use crate::gpu;
@@ -31,6 +31,8 @@ pub(super) struct Passes {
     /// Graphs that the cache served since the ring was used.
     idle_graphs: AtomicU32,
     told: AtomicBool,
+    /// The tokens of slices that were told.
+    told_slices: AtomicU64,
 }
 
 /// What the keys leave open.
@@ -118,6 +120,29 @@ impl Device {
             self.note_rates(None, gpu::link_rate(self.driver()));
         }
         log::notice(&format!("{}: {}", self.label(), words(self.choice(), layer, &self.rates(), cached)));
+    }
+
+    /// The most tokens that a block computes at once.
+    pub(crate) fn slice_tokens(&self) -> SliceTokens {
+        self.config.slice_tokens
+    }
+
+    /// Tells once that blocks of a pass of so many tokens run in slices of `each`, and the bytes that this saves.
+    pub(crate) fn tell_slices(&self, tokens: u64, each: u64, saved: usize) {
+        if self.passes.told_slices.swap(each, Ordering::Relaxed) == each {
+            return;
+        }
+        let why = match self.config.slice_tokens {
+            SliceTokens::Auto => {
+                "slice-tokens=auto: with fewer, kernels would read weights more often than they multiply them"
+            }
+            SliceTokens::Off | SliceTokens::Most(_) => "slice-tokens",
+        };
+        log::notice(&format!(
+            "{}: a pass of {tokens} tokens computes its experts in slices of {each} tokens, which leaves {} MiB more to the cache ({why})",
+            self.label(),
+            saved >> 20
+        ));
     }
 
     /// A pass takes the ring.

@@ -1,7 +1,8 @@
 //! Graphs as the planner sees them: which nodes exist, what each reads, which are expert products.
 //!
 //! Owns: the description of a graph ([`Node`]), the recognition of MoE blocks (`block`), the cut of a graph into steps
-//! ([`plan()`]) and the account of what the inner backend replays ([`ReplayLedger`]).
+//! ([`plan()`]), the nodes that can run in slices of their tokens ([`slices`]) and the account of what the inner backend replays
+//! ([`ReplayLedger`]).
 //! Invariants: node order is never changed; the steps of a plan cover every node exactly once, in order.
 //! Threads: none; everything here is a pure function of its input.
 //! Does not: know a host type, read tensor data or run anything.
@@ -10,6 +11,7 @@ mod block;
 mod plan;
 mod ranges;
 mod replay;
+pub mod slices;
 
 pub use plan::{Plan, PlanCache, PlanKey, Step, Treatment, plan};
 pub use ranges::{Ranges, Span, walk};

@@ -102,6 +102,20 @@ impl Ranges {
         range.is_empty() || behind > 0 && self.runs[behind - 1].end >= range.end
     }
 
+    /// The start of so many bytes within one run of `free` that are in this set for the most part; `None` if no run is long enough.
+    pub fn best_place(&self, free: &Self, bytes: usize, alignment: usize) -> Option<usize> {
+        let ends = self.runs.iter().flat_map(|run| [run.start, run.end.saturating_sub(bytes)]);
+        let starts: Vec<usize> = ends.collect();
+        let places = free.runs.iter().flat_map(|run| {
+            let last = run.end.checked_sub(bytes);
+            let own = starts.iter().copied().filter(|start| run.contains(start)).chain([run.start]);
+            own.map(|start| start.next_multiple_of(alignment.max(1))).filter(move |&start| Some(start) <= last)
+        });
+        let held = |start: &usize| self.within(&Self::from(*start..*start + bytes)).bytes();
+        // The first of the best: lower addresses are touched by more graphs.
+        places.map(|start| (held(&start), std::cmp::Reverse(start))).max().map(|(_, start)| start.0)
+    }
+
     /// The whole units of `unit` bytes that hold any of it, but nothing from `end` on.
     #[must_use]
     pub fn in_units(&self, unit: usize, end: usize) -> Self {

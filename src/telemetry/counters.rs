@@ -70,6 +70,8 @@ counters! {
     sum upload_bytes,
     /// MoE blocks of long passes, whose experts were brought as a whole.
     sum streamed_blocks,
+    /// Those of them that ran in slices of their tokens.
+    sum sliced_blocks,
     /// Those of shorter passes, of which the experts that were used were brought.
     sum fetched_blocks,
     /// Bytes of device memory that came for a graph: behind compute buffers, and the staging of long passes.

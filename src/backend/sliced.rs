@@ -1,0 +1,225 @@
+//! Blocks of a long pass that run in slices of their tokens, so that what lies between their products takes the memory of one slice.
+//!
+//! Owns: which blocks of a graph run so, and the order of their slices. Invariants: as those of the backend; every tensor that stood for a part of
+//! its tokens is restored before anything else happens, also on errors. A block's experts stay in their buffer until its last slice.
+//! Threads: the one that drives the backend. Does not: find the nodes that may (`graph::slices` does) or bring experts (`streamed` does).
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+
+use super::lent::{self, Touch};
+use super::streamed::Pass;
+use super::{Backend, BackendError, State};
+use crate::abi::graph::Graph;
+use crate::abi::inner::Status;
+use crate::abi::slice::Window;
+use crate::abi::tensor::{Patch, Tensor};
+use crate::buffer::BufferError;
+use crate::config::SliceTokens;
+use crate::graph::slices::{self, Flow, Layout, Sliced};
+use crate::graph::{Plan, Ranges, Step, TensorKey};
+
+/// What slices must save, in bytes, where nobody asked for them.
+const LEAST_SAVED: usize = 64 << 20;
+/// Nodes behind a block that may belong to its sum: one view and one addition for each expert used, and a few more.
+const MOST_BEHIND: usize = 192;
+
+/// The blocks of a pass that run in slices.
+#[derive(Debug)]
+pub(super) struct SlicedPass {
+    /// By step, in order.
+    blocks: Vec<(usize, SlicedBlock)>,
+    /// What the graph touches then.
+    pub(super) touches: Vec<Touch>,
+}
+
+/// A block and what follows it up to its one result.
+#[derive(Debug)]
+pub(super) struct SlicedBlock {
+    /// The nodes that were searched, from its first on.
+    seen: Range<usize>,
+    sliced: Sliced,
+    layout: Layout,
+    /// Where the memory for a slice lies: where the host keeps what lies between the products.
+    place: usize,
+    tokens: Vec<Range<u64>>,
+}
+
+/// A block for which no place was looked for yet.
+struct Found {
+    step: usize,
+    block: SlicedBlock,
+    /// What may be written over.
+    free: Ranges,
+    inner: Vec<TensorKey>,
+}
+
+impl SlicedPass {
+    /// How the block of a step runs.
+    pub(super) fn block(&self, step: usize) -> Option<&SlicedBlock> {
+        let position = self.blocks.binary_search_by_key(&step, |(step, _)| *step).ok()?;
+        self.blocks.get(position).map(|(_, block)| block)
+    }
+}
+
+impl SlicedBlock {
+    /// Behind its last node.
+    pub(super) fn end(&self) -> usize {
+        self.seen.start + self.sliced.count
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.seen.start..self.end()
+    }
+}
+
+impl Backend {
+    /// How the blocks of a long pass run in slices; `None` if they do not. `touches` is what the graph touches if not.
+    pub(super) fn slice(
+        &self,
+        graph: Graph<'_>,
+        nodes: &[Tensor<'_>],
+        plan: &Plan,
+        touches: &[Touch],
+    ) -> Option<SlicedPass> {
+        let key = self.device.slice_tokens();
+        if touches.is_empty() || key == SliceTokens::Off {
+            return None;
+        }
+        let uses = graph.uses(nodes);
+        let steps = plan.steps.iter().enumerate().zip(plan.steps.iter().skip(1).map(Some).chain([None]));
+        let found: Vec<Found> = steps
+            .filter_map(|((step, own), next)| {
+                let Step::Streamed { range, products, .. } = own else { return None };
+                let end = match next {
+                    Some(Step::Segment(behind)) => behind.end.min(range.end + MOST_BEHIND),
+                    _ => range.end,
+                };
+                find(nodes, &uses, (step, range.start..end, range.len()), products, key)
+            })
+            .collect();
+        let elsewhere = found.iter().flat_map(|found| &found.inner).copied().collect();
+        let mut touched = lent::touches(nodes, &elsewhere);
+        let mut blocks = Vec::with_capacity(found.len());
+        for Found { step, mut block, free, .. } in found {
+            block.place = lent::reserve(&mut touched, nodes[block.seen.start], &free, block.layout.bytes)?;
+            blocks.push((step, block));
+        }
+        let saved = lent::bytes(touches).saturating_sub(lent::bytes(&touched));
+        if blocks.is_empty() || saved < LEAST_SAVED && key == SliceTokens::Auto {
+            return None;
+        }
+        let (_, first) = blocks.first()?;
+        let (tokens, each) = (first.tokens.last()?.end, first.tokens.first()?.end);
+        self.device.tell_slices(tokens, each, saved);
+        Some(SlicedPass { blocks, touches: touched })
+    }
+
+    /// Hands a block on slice by slice, behind its experts.
+    pub(super) fn run_sliced<'a>(
+        &self,
+        state: &mut State,
+        graph: Graph<'a>,
+        nodes: &[Tensor<'a>],
+        pass: &mut Pass<'_, 'a>,
+        (number, block): (usize, &SlicedBlock),
+    ) -> Result<Status, BackendError> {
+        let part = &pass.parts[number];
+        let (patches, variant) = pass.ring.open(&self.inner, number, part)?;
+        if let Some(watch) = &mut pass.watch {
+            watch.compute_begins(&self.inner).map_err(BufferError::from)?;
+        }
+        let range = block.range();
+        let tensors = tensors(nodes, &block.seen);
+        let places: HashMap<usize, usize> = block.layout.places.iter().copied().collect();
+        let window = |cut: &slices::Cut| {
+            let inside = cut.inside.and_then(|owner| {
+                let before = tensors[cut.tensor].data().wrapping_sub(tensors[owner].data());
+                Some(block.place.wrapping_add(*places.get(&owner)?).wrapping_add(before))
+            });
+            Window::new(tensors[cut.tensor], cut.dim, inside)
+        };
+        let mut windows: Vec<Window<'_>> = block.sliced.cuts.iter().map(window).collect();
+        let mut status = Status::SUCCESS;
+        for tokens in &block.tokens {
+            let narrow = |token: u64| usize::try_from(token).unwrap_or(usize::MAX);
+            windows.iter_mut().for_each(|window| window.show(&(narrow(tokens.start)..narrow(tokens.end))));
+            let mut hasher = DefaultHasher::new();
+            (variant, tokens.start, tokens.end, block.place).hash(&mut hasher);
+            let uid = super::part_uid(graph.uid(), nodes, &range, hasher.finish());
+            let mut view = graph.part(nodes, range.clone(), uid)?;
+            state.counters.segments += 1;
+            self.note_run(&mut state.counters, &mut state.replays, nodes[range.start], uid);
+            status = self.inner.compute(&mut view);
+            if status != Status::SUCCESS {
+                break;
+            }
+        }
+        drop(windows);
+        state.plain.retire_patches(patches.into_iter().filter_map(Patch::retire));
+        state.counters.sliced_blocks += u64::from(status == Status::SUCCESS);
+        if let Some(watch) = &mut pass.watch {
+            watch.compute_ends(&self.inner, Some(part)).map_err(BufferError::from)?;
+        }
+        Ok(status)
+    }
+}
+
+/// The tensors that the search sees: the nodes of a range, then what they read and what that is a view of, each once.
+fn tensors<'a>(nodes: &[Tensor<'a>], range: &Range<usize>) -> Vec<Tensor<'a>> {
+    let nodes = nodes.get(range.clone()).unwrap_or_default();
+    let mut all = nodes.to_vec();
+    let mut known: HashSet<TensorKey> = all.iter().map(Tensor::key).collect();
+    for node in nodes {
+        all.extend(node.sources().chain(node.viewed()).filter(|tensor| known.insert(tensor.key())));
+    }
+    all
+}
+
+/// The block whose nodes begin a range: at least the first `least` of them are its own.
+fn find(
+    nodes: &[Tensor<'_>],
+    uses: &[Option<usize>],
+    (step, range, least): (usize, Range<usize>, usize),
+    products: &[usize],
+    key: SliceTokens,
+) -> Option<Found> {
+    let product = nodes[*products.first()?];
+    let [used, tokens, ..] = product.source(2)?.ne();
+    let wide = |count: i64| u64::try_from(count).unwrap_or(0);
+    let most = match key {
+        SliceTokens::Off => return None,
+        SliceTokens::Auto => slices::most_tokens(wide(product.source(0)?.ne()[2]), wide(used)),
+        SliceTokens::Most(most) => most.into(),
+    };
+    if wide(tokens) <= most {
+        return None;
+    }
+    let (start, count) = (range.start, range.len());
+    let all = tensors(nodes, &range);
+    let numbers: HashMap<TensorKey, usize> =
+        all.iter().enumerate().map(|(number, tensor)| (tensor.key(), number)).collect();
+    let flow = |(number, tensor): (usize, &Tensor<'_>)| Flow {
+        work: tensor.work(),
+        ne: tensor.ne(),
+        nb: tensor.nb(),
+        start: tensor.data(),
+        bytes: tensor.bytes(),
+        root: tensor.viewed().and_then(|root| numbers.get(&root.key()).copied()),
+        sources: if number < count {
+            tensor.sources().map(|source| numbers[&source.key()]).collect()
+        } else {
+            Vec::new()
+        },
+        uses: uses.get(start + number).copied().flatten().filter(|_| number < count),
+        is_output: tensor.is_output(),
+    };
+    let flows: Vec<Flow> = all.iter().enumerate().map(flow).collect();
+    let sliced = slices::find(&flows, count, least, tokens)?;
+    let tokens = slices::slices(wide(tokens), most);
+    let layout = sliced.layout(usize::try_from(tokens.first()?.end).ok()?);
+    let inner = sliced.cuts.iter().filter(|cut| cut.inside.is_some()).map(|cut| all[cut.tensor].key()).collect();
+    let free = sliced.free(&flows);
+    Some(Found { step, block: SlicedBlock { seen: range, sliced, layout, place: 0, tokens }, free, inner })
+}
