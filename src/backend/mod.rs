@@ -185,8 +185,7 @@ impl Backend {
         });
         let planned = &*plan;
         let Planned { plan, blocks, .. } = planned;
-        let sliced = planned.sliced.as_ref();
-        self.bring(state, key, sliced.map_or(&planned.touches, |sliced| &sliced.touches))?;
+        let sliced = self.bring_pass(state, key, planned)?;
         state.reporter.pass = planned.pass;
         if let Some(pass) = &planned.pass {
             self.device.begin_pass(pass.tokens);
@@ -214,7 +213,7 @@ impl Backend {
         let nodes = graph.nodes();
         self.make_ready(state, planned);
         if planned.is_streamed
-            && let Some(outcome) = self.run_long(state, graph, &nodes, planned)
+            && let Some(outcome) = self.run_long(state, graph, &nodes, planned, sliced)
         {
             return outcome;
         }

@@ -10,15 +10,17 @@ use std::ops::Range;
 
 use super::lent::{self, Touch};
 use super::streamed::Pass;
-use super::{Backend, BackendError, State};
+use super::{Backend, BackendError, Planned, State};
 use crate::abi::graph::Graph;
 use crate::abi::inner::Status;
 use crate::abi::slice::Window;
 use crate::abi::tensor::{Patch, Tensor};
 use crate::buffer::BufferError;
 use crate::config::SliceTokens;
-use crate::graph::slices::{self, Flow, Layout, Sliced};
-use crate::graph::{Plan, Ranges, Step, TensorKey};
+use crate::device::PassLoad;
+use crate::graph::slices::{self, Flow, Layout, Sliced, Work};
+use crate::graph::{Plan, PlanKey, Ranges, Step, TensorKey};
+use crate::planner::prompts::PADDING_ROWS;
 
 /// What slices must save, in bytes, where nobody asked for them.
 const LEAST_SAVED: usize = 64 << 20;
@@ -31,7 +33,9 @@ pub(super) struct SlicedPass {
     /// By step, in order.
     blocks: Vec<(usize, SlicedBlock)>,
     /// What the graph touches then.
-    pub(super) touches: Vec<Touch>,
+    touches: Vec<Touch>,
+    /// What it computes, for the choice between slices and all at once.
+    load: PassLoad,
 }
 
 /// A block and what follows it up to its one result.
@@ -112,8 +116,31 @@ impl Backend {
         }
         let (_, first) = blocks.first()?;
         let (tokens, each) = (first.tokens.last()?.end, first.tokens.first()?.end);
-        self.device.tell_slices(tokens, each, saved);
-        Some(SlicedPass { blocks, touches: touched })
+        let load = PassLoad { tokens, each, saved, ..load(nodes, plan) };
+        Some(SlicedPass { blocks, touches: touched, load })
+    }
+
+    /// Brings memory behind all that a graph touches. With slices, if it is to run so: because that is faster, or because there is no memory for all
+    /// of its tokens at once.
+    pub(super) fn bring_pass<'p>(
+        &self,
+        state: &mut State,
+        key: PlanKey,
+        planned: &'p Planned,
+    ) -> Result<Option<&'p SlicedPass>, BufferError> {
+        let sliced = planned.sliced.as_ref();
+        if let Some(sliced) = sliced.filter(|sliced| self.device.wants_slices(&sliced.load)) {
+            self.bring(state, key, &sliced.touches)?;
+            return Ok(Some(sliced));
+        }
+        match (self.bring(state, key, &planned.touches), sliced) {
+            (Err(BufferError::NoLentMemory { .. }), Some(sliced)) => {
+                self.bring(state, key, &sliced.touches)?;
+                self.device.tell_slices(&sliced.load, "there is no memory for all of them at once");
+                Ok(Some(sliced))
+            }
+            (brought, _) => brought.map(|()| None),
+        }
     }
 
     /// Hands a block on slice by slice, behind its experts.
@@ -164,6 +191,36 @@ impl Backend {
         }
         Ok(status)
     }
+}
+
+/// What a pass computes, and the experts that it uses.
+fn load(nodes: &[Tensor<'_>], plan: &Plan) -> PassLoad {
+    let volume = |tensor: Tensor<'_>| tensor.ne().iter().map(|&count| count as f64).product::<f64>();
+    let mut load = PassLoad::default();
+    for &node in nodes {
+        let (Some(first), Some(second)) = (node.source(0), node.source(1)) else { continue };
+        match (node.work(), node.description().as_str()) {
+            (Work::Product, _) => {
+                let padding = PADDING_ROWS * first.ne()[2] as f64 * node.ne()[0] as f64;
+                load.operations += 2.0 * first.ne()[0] as f64 * (volume(node) + padding);
+            }
+            (_, "MUL_MAT") => load.operations += 2.0 * first.ne()[0] as f64 * volume(node),
+            // As many for the scores as for the sums, of which causality needs half.
+            (_, "FLASH_ATTN_EXT") => load.attention += 2.0 * second.ne()[1] as f64 * volume(node),
+            _ => {}
+        }
+    }
+    let brought = plan.steps.iter().filter_map(|step| match step {
+        Step::Streamed { products, .. } => Some(products),
+        Step::Segment(_) | Step::Copied { .. } | Step::Cached { .. } => None,
+    });
+    let weights: HashMap<TensorKey, usize> = brought
+        .flatten()
+        .filter_map(|&product| nodes[product].source(0))
+        .map(|weight| (weight.key(), weight.bytes()))
+        .collect();
+    load.expert_bytes = weights.values().map(|&bytes| bytes as f64).sum();
+    load
 }
 
 /// The tensors that the search sees: the nodes of a range, then what they read and what that is a view of, each once.

@@ -45,7 +45,7 @@ impl Backend {
         graph: Graph<'_>,
         nodes: &[Tensor<'_>],
         planned: &Planned,
-        fetch: bool,
+        (fetch, sliced): (bool, Option<&SlicedPass>),
     ) -> Option<Result<Status, BackendError>> {
         let steps: Vec<Option<Block<'_>>> = planned.plan.steps.iter().map(|step| brought(nodes, step)).collect();
         let is_brought = steps.iter().map(Option::is_some).collect();
@@ -65,11 +65,10 @@ impl Backend {
         let tokens = tokens.and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or(0);
         let watch = Watch::new(self.device, ring.shape(), &parts, tokens);
         // A slice needs all experts of its block.
-        let slices = planned.sliced.as_ref().filter(|_| !fetch && ring.shape().unit == Unit::Layer);
-        let rest = if slices.is_none() && planned.sliced.is_some() {
-            self.bring(state, graph.key(), &planned.touches)
-        } else {
-            Ok(())
+        let slices = sliced.filter(|_| ring.shape().unit == Unit::Layer);
+        let rest = match slices {
+            Some(_) => Ok(()),
+            None => self.bring(state, graph.key(), &planned.touches),
         };
         let mut pass = Pass { is_brought, ring: &mut ring, parts: &parts, cache: cache.as_mut(), watch, slices };
         let outcome = match rest {

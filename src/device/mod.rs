@@ -28,6 +28,7 @@ use crate::telemetry::{Board, log, service};
 use experts::Experts;
 use memory::Budget;
 pub(crate) use memory::{CacheRoom, Term};
+pub(crate) use passes::PassLoad;
 use passes::Passes;
 
 /// What a device does with what it is given.

@@ -14,6 +14,8 @@ use crate::config::{MiddlePasses, SliceTokens};
 use crate::experts::cache::{Cache, MOST_MIDDLE_TOKENS, MOST_TOKENS};
 use crate::experts::cost::{Layer, Rates, Way};
 use crate::gpu;
+use crate::planner::cards::ability;
+use crate::planner::prompts::computing_us;
 use crate::telemetry::log;
 
 /// The fewest tokens of a pass whose experts may be brought.
@@ -31,8 +33,23 @@ pub(super) struct Passes {
     /// Graphs that the cache served since the ring was used.
     idle_graphs: AtomicU32,
     told: AtomicBool,
-    /// The tokens of slices that were told.
+    /// The tokens of the pass of which it was told last that it runs in slices, and that it does not.
     told_slices: AtomicU64,
+    told_whole: AtomicU64,
+}
+
+/// What a pass that may run in slices computes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PassLoad {
+    /// Its tokens, those of a slice, and the bytes that slices save.
+    pub(crate) tokens: u64,
+    pub(crate) each: u64,
+    pub(crate) saved: usize,
+    /// Bytes of the experts that it uses.
+    pub(crate) expert_bytes: f64,
+    /// Operations of products, with the rows that tiles are filled with, and of attention.
+    pub(crate) operations: f64,
+    pub(crate) attention: f64,
 }
 
 /// What the keys leave open.
@@ -127,22 +144,57 @@ impl Device {
         self.config.slice_tokens
     }
 
-    /// Tells once that blocks of a pass of so many tokens run in slices of `each`, and the bytes that this saves.
-    pub(crate) fn tell_slices(&self, tokens: u64, each: u64, saved: usize) {
-        if self.passes.told_slices.swap(each, Ordering::Relaxed) == each {
-            return;
-        }
-        let why = match self.config.slice_tokens {
-            SliceTokens::Auto => {
-                "slice-tokens=auto: with fewer, kernels would read weights more often than they multiply them"
+    /// Whether a pass that may run in slices is to do so: where the link is what it waits for, and so what the cache holds counts for more than
+    /// how fast kernels are.
+    pub(crate) fn wants_slices(&self, load: &PassLoad) -> bool {
+        match self.config.slice_tokens {
+            SliceTokens::Off => return false,
+            SliceTokens::Most(_) => {
+                self.tell_slices(load, "slice-tokens");
+                return true;
             }
-            SliceTokens::Off | SliceTokens::Most(_) => "slice-tokens",
+            SliceTokens::Auto if self.choice().is_near => return false,
+            SliceTokens::Auto => {}
+        }
+        if self.rates().link.is_none() && self.expert_settings().measures() {
+            self.note_rates(None, gpu::link_rate(self.driver()));
+        }
+        let held = match self.resident_share() {
+            (share, true) => share,
+            // The first pass makes the cache.
+            (_, false) => (self.lendable() as f64 / load.expert_bytes.max(1.0)).min(1.0),
         };
-        log::notice(&format!(
-            "{}: a pass of {tokens} tokens computes its experts in slices of {each} tokens, which leaves {} MiB more to the cache ({why})",
-            self.label(),
-            saved >> 20
-        ));
+        let link = load.expert_bytes * (1.0 - held) / self.rates().link_bytes_per_us();
+        let computing = computing_us(&ability(&self.inner_description()), load.operations, load.attention);
+        let (link, computing) = (link / 1e3, computing / 1e3);
+        let rate = self.rates().link_bytes_per_us() / 1e3;
+        let why = format!(
+            "slice-tokens=auto: experts come in {link:.0} ms at {rate:.1} GB/s, computing takes about {computing:.0}"
+        );
+        if link > computing {
+            self.tell_slices(load, &why);
+            return true;
+        }
+        if self.passes.told_whole.swap(load.tokens, Ordering::Relaxed) != load.tokens {
+            let tokens = load.tokens;
+            log::info(&format!(
+                "{}: a pass of {tokens} tokens computes its experts for all of them at once ({why})",
+                self.label()
+            ));
+        }
+        false
+    }
+
+    /// Tells once for each length that experts are computed in slices, and why.
+    pub(crate) fn tell_slices(&self, load: &PassLoad, why: &str) {
+        let PassLoad { tokens, each, saved, .. } = *load;
+        if self.passes.told_slices.swap(tokens, Ordering::Relaxed) != tokens {
+            log::notice(&format!(
+                "{}: a pass of {tokens} tokens computes its experts in slices of {each} tokens, which leaves {} MiB more to the cache ({why})",
+                self.label(),
+                saved >> 20
+            ));
+        }
     }
 
     /// A pass takes the ring.

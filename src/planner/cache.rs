@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 
 use super::machine::Machine;
-use super::memory::compute_bytes;
+use super::memory::{compute_bytes, sliced_bytes};
 use super::model::Model;
 use super::prompts::{Ways, prompt};
 use super::room::{divided, rooms, taken};
 use super::speed::{Engine, Place, Setting, Speed, decode, expert_gbs, hits_on_link};
 use super::usage::Usage;
 use super::{Card, CardPlan, MIB, cards, whole};
-use crate::config::CacheSize;
+use crate::config::{CacheSize, SliceTokens};
 use crate::experts::heat::Heat;
 use crate::experts::policy::{Ground, expected_hits};
 use crate::experts::shape::{Group, Shape};
@@ -59,7 +59,8 @@ struct Held {
     ground: Ground,
 }
 
-/// The plugin with this context and micro-batch; `None` where the rest does not fit beside the reserve.
+/// The plugin with this context and micro-batch; `None` where the rest does not fit beside the reserve. Long passes compute experts in slices where
+/// that is faster.
 pub fn cache(
     model: &Model,
     machine: &Machine,
@@ -68,6 +69,32 @@ pub fn cache(
     (context, batch): (u64, u64),
     threads: u64,
 ) -> Option<CachePlan> {
+    let at_once = Usage { slices: SliceTokens::Off, ..usage.clone() };
+    let whole = with(model, machine, used, &at_once, (context, batch), threads);
+    // A prompt that is no longer than a slice has none, whatever passes may be.
+    let longest = batch.min(usage.request().0);
+    let bytes = |usage: &Usage| sliced_bytes(model, usage, context, longest);
+    if !usage.lends || bytes(usage) >= bytes(&at_once) {
+        return whole;
+    }
+    let sliced = with(model, machine, used, usage, (context, batch), threads);
+    match (whole, sliced) {
+        (Some(whole), Some(sliced)) if usage.slices == SliceTokens::Auto && whole.prompt.rate >= sliced.prompt.rate => {
+            Some(whole)
+        }
+        (whole, sliced) => sliced.or(whole),
+    }
+}
+
+fn with(
+    model: &Model,
+    machine: &Machine,
+    used: &[&Card],
+    usage: &Usage,
+    (context, batch): (u64, u64),
+    threads: u64,
+) -> Option<CachePlan> {
+    let sliced = usage.lends && usage.slices != SliceTokens::Off;
     let rooms = rooms(used, usage, context, |_| usage.reserve);
     let divided = divided(model, usage, &rooms, context, batch)?;
     let last = rooms.len().checked_sub(1)?;
@@ -78,13 +105,17 @@ pub fn cache(
         let own_experts: Vec<&ExpertLayer> =
             model.shape.expert_layers.iter().filter(|layer| (from..to).contains(&(layer.layer as usize))).collect();
         let size = if room.card.may_cache(usage) { usage.cache } else { CacheSize::Off };
-        let lent = if usage.lends && size != CacheSize::Off {
-            let standing = compute_bytes(model, usage, context, batch.min(STANDING_BATCH), number == last);
-            own.compute.saturating_sub(standing)
+        let standing = compute_bytes(model, usage, context, batch.min(STANDING_BATCH), number == last);
+        // A pass touches what it computes; the host's buffer has room for results of all of its tokens, of which a prompt wants one.
+        let (pass, lent) = if usage.lends && size != CacheSize::Off {
+            let pass = sliced_bytes(model, usage, context, batch).max(standing).min(own.compute);
+            (pass, pass.saturating_sub(standing))
         } else {
-            0
+            (own.compute, 0)
         };
-        let in_pass = room.bytes.saturating_sub(own.sum().saturating_add(room.draft));
+        let in_pass = room
+            .bytes
+            .saturating_sub(own.dense.saturating_add(own.context).saturating_add(pass).saturating_add(room.draft));
         let arena = arena_bytes(&own_experts, size, in_pass.saturating_add(lent));
         let held = held(&own_experts, model, usage, arena);
         let slowest = model.layers[from..to].iter().filter(|layer| layer.experts > 0);
@@ -115,7 +146,7 @@ pub fn cache(
             free: room.card.free,
             dense: own.dense,
             context: own.context,
-            compute: own.compute - lent,
+            compute: pass - lent,
             lent,
             draft: room.draft,
             arena,
@@ -135,7 +166,7 @@ pub fn cache(
         threads,
         engine: Engine::Ours,
         touched: usage.touched,
-        ways: Ways { stream_from: usage.stream_from.or(usage.ways.stream_from), ..usage.ways },
+        ways: Ways { stream_from: usage.stream_from.or(usage.ways.stream_from), sliced, ..usage.ways },
     };
     Some(CachePlan {
         cards: plans,

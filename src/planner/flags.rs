@@ -243,6 +243,7 @@ impl Flags {
         usage.budget = config.vram_budget_mb.map(|mib| mib.saturating_mul(MIB));
         usage.context_share = config.ctx_share;
         usage.lends = config.lend;
+        usage.slices = config.slice_tokens;
         usage.pin_budget = config.pin_budget_mb.map(|mib| mib.saturating_mul(MIB));
         usage.threads = usage.threads.or(config.threads.map(u64::from));
         usage.cache_asked &= !self.off;

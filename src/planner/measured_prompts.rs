@@ -8,7 +8,7 @@ use super::measured::{USUAL, h200, off};
 use super::prompts::{Ways, prompt, touched};
 use super::speed::{Engine, Place, Setting};
 use super::{MIB, Usage, cache, samples};
-use crate::config::CacheSize;
+use crate::config::{CacheSize, SliceTokens};
 
 /// The older model of the rows sends nearly all tokens of a prompt to the same half of the experts.
 const HALF: f64 = 0.52;
@@ -54,6 +54,16 @@ fn stock(on_cpu: usize, link_gbs: f64, touched: f64, ways: Ways, tokens: u64, ba
 /// The plugin at a share of the experts, within the budget of the bench: what dense weights, a context of 12,288 tokens and a buffer for 512
 /// take, and the cache.
 fn ours(share: f64, link_gbs: f64, touched: f64, ways: Ways, tokens: u64, batch: u64) -> f64 {
+    with_slices(SliceTokens::Off, share, link_gbs, (touched, ways), (tokens, batch))
+}
+
+fn with_slices(
+    slices: SliceTokens,
+    share: f64,
+    link_gbs: f64,
+    (touched, ways): (f64, Ways),
+    (tokens, batch): (u64, u64),
+) -> f64 {
     let model = samples::qwen();
     let mib = crate::bench::placement::cache_mib(&model.shape, share);
     let beside = super::room::taken(&model, &Usage::default(), (0, model.layers.len()), true, 12_288, 512).sum();
@@ -64,13 +74,14 @@ fn ours(share: f64, link_gbs: f64, touched: f64, ways: Ways, tokens: u64, batch:
         budget: Some(beside + mib * MIB),
         reserve: 0,
         ways,
+        slices,
         ..Usage::default()
     };
     let machine = h200(USUAL, link_gbs, 16);
     cache::cache(&model, &machine, &[&machine.cards[0]], &usage, (tokens, batch), 16).unwrap().prompt.rate
 }
 
-const PLAIN: Ways = Ways { pageable: false, used_only: false, slow_inputs: None, stream_from: None };
+const PLAIN: Ways = Ways { pageable: false, used_only: false, slow_inputs: None, stream_from: None, sliced: false };
 
 /// "Long prompts at the same memory", all micro-batches: docs/measurements/2026-11-30-h200-prompts-45.json and -20.json.
 #[test]
@@ -97,6 +108,24 @@ fn long_prompts_at_the_same_memory() {
         rows.push((name, told, ours(0.45, link, 1.0, ways, 12_288, 12_288)));
     }
     assert_eq!(check(&rows), Vec::<String>::new());
+}
+
+/// The same with slices and without, on 2026-12-01, when inputs were no longer copied slowly: at 6 GB/s slices are faster, otherwise they are not, and
+/// the plan says so.
+#[test]
+fn slices() {
+    let mut rows = Rows::new();
+    let mut auto = Vec::new();
+    for (link, whole, sliced) in [(55.0, 8890.0, 8695.0), (13.0, 8508.0, 0.0), (6.0, 5038.0, 5425.0)] {
+        let of = |slices| with_slices(slices, 0.45, link, (1.0, PLAIN), (12_288, 12_288));
+        rows.push((format!("45%, {link} GB/s, at once"), whole, of(SliceTokens::Off)));
+        if sliced > 0.0 {
+            rows.push((format!("45%, {link} GB/s, slices of 4,096"), sliced, of(SliceTokens::Most(4096))));
+        }
+        auto.push(of(SliceTokens::Auto) > of(SliceTokens::Off));
+    }
+    assert_eq!(check(&rows), Vec::<String>::new());
+    assert_eq!(auto, [false, false, true]);
 }
 
 /// Stock beside them.

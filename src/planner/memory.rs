@@ -6,6 +6,8 @@
 
 use super::model::{Layer, Model};
 use super::usage::Usage;
+use crate::config::SliceTokens;
+use crate::graph::slices::most_tokens;
 
 /// Caches are padded to so many tokens.
 const PAD: u64 = 256;
@@ -41,6 +43,22 @@ fn layer_bytes(layer: &Layer, usage: &Usage, context: u64, batch: u64) -> u64 {
 
 /// Bytes of the buffer in which a pass of `batch` tokens computes, on a card that has experts' layers and maybe the output.
 pub fn compute_bytes(model: &Model, usage: &Usage, context: u64, batch: u64, output: bool) -> u64 {
+    bytes(model, usage, context, batch, output, None)
+}
+
+/// Those of them that a pass of the plugin touches that computes experts in slices; as many as [`compute_bytes`] where it has none.
+pub fn sliced_bytes(model: &Model, usage: &Usage, context: u64, batch: u64) -> u64 {
+    let experts = model.layers.iter().find(|layer| layer.used > 0);
+    let most = experts.and_then(|layer| match usage.slices {
+        SliceTokens::Off => None,
+        SliceTokens::Auto => Some(most_tokens(layer.experts, layer.used)),
+        SliceTokens::Most(most) => Some(u64::from(most)),
+    });
+    bytes(model, usage, context, batch, false, most.filter(|&most| most < batch))
+}
+
+/// With the tokens of a slice, if experts are computed in slices.
+fn bytes(model: &Model, usage: &Usage, context: u64, batch: u64, output: bool, slice: Option<u64>) -> u64 {
     let each = context.div_ceil(usage.streams()).next_multiple_of(PAD);
     let width = model.width;
     let mut experts = 0;
@@ -68,7 +86,19 @@ pub fn compute_bytes(model: &Model, usage: &Usage, context: u64, batch: u64, out
             _ => whole |= layer.memory.key > 0,
         }
     }
-    let floats = experts.saturating_add(width.saturating_mul(4));
+    let floats = match slice {
+        None => experts.saturating_add(width.saturating_mul(4)),
+        // What attention takes may be the most then: queries and what comes of them, beside rows of the model's width.
+        Some(slice) => {
+            let attention = model.heads.saturating_mul(model.head_values);
+            let sliced = experts.saturating_mul(slice) / batch.max(1);
+            let wide = attention.saturating_add(width.saturating_mul(5));
+            sliced
+                .saturating_add(width.saturating_mul(4))
+                .max(wide)
+                .min(experts.saturating_add(width.saturating_mul(4)))
+        }
+    };
     let outputs = model.vocabulary.saturating_add(width.saturating_mul(5));
     let floats = if output { floats.max(outputs) } else { floats };
     let cells = windows.min(each).saturating_add(compressed).saturating_add(if whole { each } else { 0 });
@@ -113,6 +143,23 @@ mod tests {
         let plain = Usage { flash: false, ..usage };
         let ratio = compute_bytes(&samples::qwen(), &plain, 32768, 2048, true) as f64 / (8600 * MIB) as f64;
         assert!((0.9..1.15).contains(&ratio), "{ratio}");
+    }
+
+    /// What passes of 12,288 tokens touched on a card: all at once, and in slices of 4,096 (docs/measurements.md, KiB in its log).
+    #[test]
+    fn slices_take_what_was_measured() {
+        let model = samples::grouped(&samples::QWEN);
+        let usage = Usage { slices: SliceTokens::Auto, ..Usage::default() };
+        for (bytes, kib) in [
+            (compute_bytes(&model, &usage, 12_288, 12_288, false), 2_361_344_u64),
+            (sliced_bytes(&model, &usage, 12_288, 12_288), 1_351_680),
+        ] {
+            let ratio = bytes as f64 / (kib << 10) as f64;
+            assert!((0.85..1.15).contains(&ratio), "{ratio}");
+        }
+        let off = Usage { slices: SliceTokens::Off, ..usage.clone() };
+        assert_eq!(sliced_bytes(&model, &off, 12_288, 12_288), compute_bytes(&model, &off, 12_288, 12_288, false));
+        assert_eq!(sliced_bytes(&model, &usage, 12_288, 2048), compute_bytes(&model, &usage, 12_288, 2048, false));
     }
 
     proptest! {

@@ -4,6 +4,7 @@
 //! Invariants: a faster link or card, more of the experts on it, never make a prediction slower.
 //! Threads: none. Does not: choose the length of passes, or know how much memory they take (`cache` does).
 
+use super::cards::Ability;
 use super::machine::Machine;
 use super::speed::{Bound, CARD_PART, DISK_GBS, Engine, LAYER_US, ROUND_US, Setting, Speed, on_disk};
 
@@ -12,7 +13,7 @@ const FULL_TILES: f64 = 1.32;
 /// The same of attention, which is computed in half precision.
 const ATTENTION: f64 = 5.1;
 /// Rows that each expert in use computes for nothing, because its tokens do not fill the last tile.
-const PADDING_ROWS: f64 = 40.0;
+pub(crate) const PADDING_ROWS: f64 = 40.0;
 /// The host's own work on the mask before a pass, in nanoseconds for each pair of its tokens: from the second token on it goes
 /// over the cells of the batch (llama-kv-cache.cpp of b11434).
 const MASK_NS: f64 = 2.5;
@@ -26,6 +27,8 @@ const PINNED_INPUTS: f64 = (256_u64 << 20) as f64;
 const ALIKE: f64 = 0.6;
 /// What a thread computes of prompts, 10^12 operations per second; a guess.
 const THREAD_TFLOPS: f64 = 0.05;
+/// Computing in slices takes so much longer, as measured with slices of 4,096 of 12,288 tokens.
+const SLICED: f64 = 1.035;
 /// How much of the shorter of computing and copying was hidden behind the longer one by [`Ways::used_only`].
 const HALF: f64 = 0.5;
 
@@ -40,6 +43,8 @@ pub struct Ways {
     /// Large inputs of the plugin's passes are copied from memory that is not pinned, so many times: as it was before commit 48757c1, where a
     /// link that was made to look slow repeated these copies. For rows that were measured then.
     pub slow_inputs: Option<f64>,
+    /// The plugin computes experts in slices.
+    pub sliced: bool,
     /// Tokens of a pass from which on the plugin brings all experts of a layer; the shorter way if not told.
     pub stream_from: Option<u64>,
 }
@@ -72,6 +77,11 @@ struct Times {
 /// The part of a layer's experts that so many tokens use.
 pub fn touched(used: u64, experts: u64, tokens: f64) -> f64 {
     1.0 - (1.0 - used as f64 / experts.max(1) as f64).powf(tokens.powf(ALIKE))
+}
+
+/// What so many operations of products and of attention take a card, in microseconds.
+pub(crate) fn computing_us(ability: &Ability, operations: f64, attention: f64) -> f64 {
+    operations / (FULL_TILES * ability.prompt_tflops) / 1e6 + attention / (ATTENTION * ability.prompt_tflops) / 1e6
 }
 
 /// A prompt of so many tokens in passes of at most `batch`.
@@ -148,15 +158,14 @@ fn times(setting: &Setting<'_>, pass: Pass) -> Times {
         let experts = layer.expert_bytes as f64;
         out.rounds += if held < 1.0 && layer.experts > 0 { ROUND_US } else { 0.0 };
         let weights = layer.dense_bytes as f64 + part * experts;
-        out.gpu += LAYER_US
-            + weights / (CARD_PART * ability.memory_gbs) / 1e3
-            + operations / (FULL_TILES * ability.prompt_tflops) / 1e6
-            + attention / (ATTENTION * ability.prompt_tflops) / 1e6;
+        out.gpu +=
+            LAYER_US + weights / (CARD_PART * ability.memory_gbs) / 1e3 + computing_us(ability, operations, attention);
         let dense = if place.card.is_none() { layer.dense_bytes as f64 } else { 0.0 };
         let rate = if setting.ways.pageable { rate.min(PAGEABLE_GBS) } else { *rate }.max(0.01);
         out.used += ((1.0 - held) * part * experts + dense) / rate / 1e3;
         out.whole += ((1.0 - held) * experts + dense) / rate / 1e3;
     }
+    out.gpu *= if setting.ways.sliced { SLICED } else { 1.0 };
     out.before = tokens * tokens * MASK_NS / 1e3;
     if let Some((_, rate)) = setting.cards.first() {
         let bytes = tokens * cells * MASK_BYTES;

@@ -7,7 +7,7 @@ use super::choose::LoadMode;
 use super::model::Model;
 use super::prompts::Ways;
 use super::{MIB, whole};
-use crate::config::CacheSize;
+use crate::config::{CacheSize, SliceTokens};
 use crate::explicit::Standing;
 use crate::model::types::Type;
 
@@ -63,6 +63,8 @@ pub struct Usage {
     pub context_share: f64,
     /// Whether memory of a long pass comes from the cache and goes back to it (`lend`).
     pub lends: bool,
+    /// How long passes compute experts.
+    pub slices: SliceTokens,
     /// The most bytes of RAM that are pinned (`pin-budget-mb`).
     pub pin_budget: Option<u64>,
     /// What settings decide, whatever the plan says.
@@ -108,6 +110,7 @@ impl Default for Usage {
             budget: None,
             context_share: 0.30,
             lends: true,
+            slices: SliceTokens::Auto,
             pin_budget: None,
             standing: Standing::Open,
             stream_from: None,
