@@ -24,9 +24,6 @@ use crate::planner::prompts::PADDING_ROWS;
 
 /// What slices must save, in bytes, where nobody asked for them.
 const LEAST_SAVED: usize = 64 << 20;
-/// Nodes behind a block that may belong to its sum: one view and one addition for each expert used, and a few more.
-const MOST_BEHIND: usize = 192;
-
 /// The blocks of a pass that run in slices.
 #[derive(Debug)]
 pub(super) struct SlicedPass {
@@ -96,10 +93,12 @@ impl Backend {
         let found: Vec<Found> = steps
             .filter_map(|((step, own), next)| {
                 let Step::Streamed { range, products, .. } = own else { return None };
-                let end = match next {
-                    Some(Step::Segment(behind)) => behind.end.min(range.end + MOST_BEHIND),
-                    _ => range.end,
+                // What follows belongs to it as far as nothing mixes tokens.
+                let behind = match next {
+                    Some(Step::Segment(behind)) => nodes.get(behind.clone()).unwrap_or_default(),
+                    _ => &[],
                 };
+                let end = range.end + behind.iter().take_while(|node| node.work() != Work::Other).count();
                 find(nodes, &uses, (step, range.start..end, range.len()), products, key)
             })
             .collect();

@@ -125,6 +125,7 @@ def sanitizer(machine, results):
     for name, side, tokens in (("plain path", machine.ours, 64), ("experts on the device", machine.ours_on_device, 64),
                                ("cache, single tokens", machine.ours.with_keys("cache=6"), 1),
                                ("cache, streamed passes", machine.ours.with_keys("cache=6;stream-min-tokens=9"), 64),
+                               ("cache, sliced passes", machine.ours.with_keys("cache=6;stream-min-tokens=9;slice-tokens=32"), 64),
                                ("cache, fetched passes", machine.ours.with_keys("cache=6;stream-min-tokens=1000;middle-passes=fetch"), 16)):
         done = perplexity_run(machine, side, tokens, 1, tag="sanitizer", limit=110, before=before)
         if "Device not supported" in done.log:
@@ -133,7 +134,7 @@ def sanitizer(machine, results):
         clean = done.ok() and count is not None and int(count[1]) == 0
         figure = f"{count[1]} errors, {done.seconds:.0f} s" if count else done.reason()
         # The summary may be lost here, because nothing waits for the log.
-        passes = {word: done.counter(f"{word}_blocks") for word in ("streamed", "fetched")}
+        passes = {word: done.counter(f"{word}_blocks") for word in ("streamed", "sliced", "fetched")}
         figure += "".join(f", {blocks} blocks {word}" for word, blocks in passes.items() if blocks)
         if done.summaries() and any(word in name and not blocks for word, blocks in passes.items()):
             clean, figure = False, f"{figure}; no such block ran"

@@ -1,5 +1,6 @@
 """Runs the steps, prints one table and writes gpu.json. Started by run.sh, which prepares the folders."""
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -125,11 +126,18 @@ def card():
     return dict(zip(names, [value.strip() for value in line.splitlines()[0].split(",")])) if line else {}
 
 
+def built(machine):
+    """What the pack says of the library, if it says it of this one."""
+    told = json.loads((machine.pack / "pack.json").read_text())
+    digest = hashlib.sha256((machine.pack / "libggml-moe.so").read_bytes()).hexdigest()
+    return told if told["library_sha256"] == digest else {"commit": "unknown: another library than the pack's", "library_sha256": digest}
+
+
 def write(machine, results):
     """After every step, so that a run that is cut off leaves what it found."""
     report = {
         "started": machine.started_at, "seconds": round(time.monotonic() - machine.started, 1), "step_seconds": machine.seconds,
-        "plugin": json.loads((machine.pack / "pack.json").read_text()), "host": machine.host_build, "card": machine.card,
+        "plugin": built(machine), "host": machine.host_build, "card": machine.card,
         "machine": {"processors": os.cpu_count(), "cpu": machine.cpu, "kernel": os.uname().release.split("-")[0], "dry_run": machine.dry},
         "settings": {"keys": machine.ours.keys, "keys_experts_on_device": machine.ours_on_device.keys,
                      "keys_speed": machine.quiet_on_device.keys, "threads": machine.threads,

@@ -147,16 +147,17 @@ def quality(machine, results):
         if wanted is None:
             results.add("prompt-quality", f"stock, -ub {passes}", False, stock.reason(), "runs")
             continue
-        for name, keys, exact in (("stream-min-tokens=9", "cache=6;stream-min-tokens=9", True), ("defaults", "cache=6", False)):
+        for name, keys, exact in (("stream-min-tokens=9", "cache=6;stream-min-tokens=9", True), ("defaults", "cache=6", False),
+                                  ("slices of 128", "cache=6;stream-min-tokens=9;slice-tokens=128", False)):
             done = text_run(machine, machine.ours.with_keys(keys), FIXTURE, "prompt-quality", passes, chunks)
             found = figures(done)
             if found is None:
                 results.add("prompt-quality", f"-ub {passes}, {name}", False, done.reason(), "runs")
                 continue
             off = max(abs(mine / theirs - 1) for mine, theirs in zip(numbers(found), numbers(wanted)))
-            blocks = done.counter("streamed_blocks") or 0
-            results.add("prompt-quality", f"-ub {passes}, {name}", (found == wanted if exact else off <= 0.002) and (blocks > 0 or not exact),
-                        f"{found[-1]} against {wanted[-1]}; off by {100 * off:.4f}% at most; {blocks} blocks streamed, {done.counter('fetched_blocks')} fetched",
+            blocks = done.counter("sliced_blocks" if "slice" in keys else "streamed_blocks") or 0
+            results.add("prompt-quality", f"-ub {passes}, {name}", (found == wanted if exact else off <= 0.002) and (blocks > 0 or name == "defaults"),
+                        f"{found[-1]} against {wanted[-1]}; off by {100 * off:.4f}% at most; {blocks} blocks {'in slices' if 'slice' in keys else 'streamed'}, {done.counter('fetched_blocks')} fetched",
                         "equal to four decimals" if exact else "<= 0.2%", summary=done.summaries())
 
 
