@@ -10,7 +10,6 @@ use core::marker::PhantomData;
 use core::mem::offset_of;
 use core::ops::Range;
 use core::ptr::NonNull;
-use std::collections::HashMap;
 
 use super::gen_api3 as api3;
 use super::host::host;
@@ -18,7 +17,7 @@ use super::imports::Imports;
 use super::ops::OpClass;
 use super::tensor::Tensor;
 use crate::config::GraphMode;
-use crate::graph::{ExpertWeight, Kind, Node, PlanKey, TensorKey};
+use crate::graph::{ExpertWeight, KeyMap, Kind, Node, PlanKey};
 
 /// A graph of the host.
 #[derive(Clone, Copy)]
@@ -219,7 +218,7 @@ fn build<'a>(nodes: &[Tensor<'a>]) -> Result<Part<'a>, GraphError> {
 /// What the planner needs to know of each node. `expert_weight` tells which weights lie in an expert buffer of ours, and how the device
 /// gets at them.
 pub(crate) fn describe(nodes: &[Tensor<'_>], expert_weight: &dyn Fn(Tensor<'_>) -> Option<ExpertWeight>) -> Vec<Node> {
-    let index: HashMap<TensorKey, usize> = nodes.iter().enumerate().map(|(index, node)| (node.key(), index)).collect();
+    let index: KeyMap<usize> = nodes.iter().enumerate().map(|(index, node)| (node.key(), index)).collect();
     nodes
         .iter()
         .enumerate()

@@ -4,7 +4,6 @@
 //! Invariants: a graph is handed on only when there is. A graph that ran before, with nothing changed since, costs one comparison for each of its
 //! buffers. Threads: the one that drives the backend. Does not: decide what comes and goes (`memory` does) or map it (`lent` does).
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -13,7 +12,7 @@ use crate::abi::tensor::Tensor;
 use crate::buffer::{BufferError, alloc_size};
 use crate::device::Device;
 use crate::experts::PlainPath;
-use crate::graph::{Plan, PlanKey, Ranges, Span, Step, TensorKey, walk};
+use crate::graph::{KeySet, Plan, PlanKey, Ranges, Span, Step, walk};
 use crate::lent::Lent;
 use crate::purpose::Role;
 
@@ -41,7 +40,7 @@ impl PartialEq for In<'_> {
 }
 
 /// What these nodes touch, with all that kernels may use behind each tensor, but for tensors whose data lie elsewhere.
-pub(super) fn touches<'a>(nodes: &[Tensor<'a>], elsewhere: &HashSet<TensorKey>) -> Vec<Touch> {
+pub(super) fn touches<'a>(nodes: &[Tensor<'a>], elsewhere: &KeySet) -> Vec<Touch> {
     let span = |tensor: Tensor<'a>| {
         if elsewhere.contains(&tensor.key()) {
             return None;

@@ -34,7 +34,7 @@ use crate::device::Device;
 use crate::experts::cache::{self, Candidate, EngineError};
 use crate::experts::{PlainError, PlainPath};
 use crate::gpu::Rows;
-use crate::graph::{ExpertWeight, Plan, PlanCache, ReplayLedger, Run, Step, Treatment, plan};
+use crate::graph::{ExpertWeight, KeySet, Plan, PlanCache, ReplayLedger, Run, Step, Treatment, plan};
 use crate::telemetry::{Busy, Counters, PassShape, Reporter, log};
 
 /// A backend of ours.
@@ -259,10 +259,10 @@ impl Backend {
     /// Cuts a graph, and reads its blocks where a cache may compute them.
     fn plan(&self, graph: Graph<'_>, nodes: &[Tensor<'_>]) -> Planned {
         let (mut blocks, mut all, mut number) = (Vec::new(), Vec::new(), 0);
-        let may_cache = self.device.may_cache();
+        let readers = self.device.may_cache().then(|| cache::pattern::Readers::new(nodes));
         let plan = plan(&describe(nodes, &expert_weight), &mut |products| {
             number += 1;
-            let pattern = if may_cache { cache::pattern::read(nodes, products) } else { None };
+            let pattern = readers.as_ref().and_then(|readers| cache::pattern::read(readers, products));
             let candidate = pattern.map(|pattern| Candidate { products: products.to_vec(), pattern });
             all.extend(candidate.clone());
             let tokens = products.first().and_then(|&product| nodes[product].source(2)).map_or(0, |ids| ids.ne()[1]);
@@ -283,7 +283,7 @@ impl Backend {
         let is_streamed = plan.steps.iter().any(|step| matches!(step, Step::Streamed { .. }));
         let all = if is_streamed { all } else { Vec::new() };
         let middle = fetched::Middle::new(nodes, &plan, &all);
-        let touches = if self.device.lends() { lent::touches(nodes, &HashSet::new()) } else { Vec::new() };
+        let touches = if self.device.lends() { lent::touches(nodes, &KeySet::default()) } else { Vec::new() };
         let sliced = if is_streamed { self.slice(graph, nodes, &plan, &touches) } else { None };
         let scratch_bytes = lent::scratch_bytes(self.device, nodes, &plan, is_streamed);
         let pass = pass_shape(nodes);

@@ -4,7 +4,7 @@
 //! its tokens is restored before anything else happens, also on errors. A block's experts stay in their buffer until its last slice.
 //! Threads: the one that drives the backend. Does not: find the nodes that may (`graph::slices` does) or bring experts (`streamed` does).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::buffer::BufferError;
 use crate::config::SliceTokens;
 use crate::device::PassLoad;
 use crate::graph::slices::{self, Flow, Layout, Sliced, Work};
-use crate::graph::{Plan, PlanKey, Ranges, Step, TensorKey};
+use crate::graph::{KeyMap, KeySet, Plan, PlanKey, Ranges, Step, TensorKey};
 use crate::planner::prompts::PADDING_ROWS;
 
 /// What slices must save, in bytes, where nobody asked for them.
@@ -86,6 +86,13 @@ impl Backend {
     ) -> Option<SlicedPass> {
         let key = self.device.slice_tokens();
         if touches.is_empty() || key == SliceTokens::Off {
+            return None;
+        }
+        let is_long = |step: &Step| match step {
+            Step::Streamed { products, .. } => length(nodes, products, key).is_some(),
+            Step::Segment(_) | Step::Copied { .. } | Step::Cached { .. } => false,
+        };
+        if !plan.steps.iter().any(is_long) {
             return None;
         }
         let uses = graph.uses(nodes);
@@ -213,7 +220,7 @@ fn load(nodes: &[Tensor<'_>], plan: &Plan) -> PassLoad {
         Step::Streamed { products, .. } => Some(products),
         Step::Segment(_) | Step::Copied { .. } | Step::Cached { .. } => None,
     });
-    let weights: HashMap<TensorKey, usize> = brought
+    let weights: KeyMap<usize> = brought
         .flatten()
         .filter_map(|&product| nodes[product].source(0))
         .map(|weight| (weight.key(), weight.bytes()))
@@ -226,11 +233,23 @@ fn load(nodes: &[Tensor<'_>], plan: &Plan) -> PassLoad {
 fn tensors<'a>(nodes: &[Tensor<'a>], range: &Range<usize>) -> Vec<Tensor<'a>> {
     let nodes = nodes.get(range.clone()).unwrap_or_default();
     let mut all = nodes.to_vec();
-    let mut known: HashSet<TensorKey> = all.iter().map(Tensor::key).collect();
+    let mut known: KeySet = all.iter().map(Tensor::key).collect();
     for node in nodes {
         all.extend(node.sources().chain(node.viewed()).filter(|tensor| known.insert(tensor.key())));
     }
     all
+}
+
+/// The tokens of a block, and of a slice at most; `None` where it needs no more than one.
+fn length(nodes: &[Tensor<'_>], products: &[usize], key: SliceTokens) -> Option<(u64, u64)> {
+    let product = nodes[*products.first()?];
+    let [used, tokens, ..] = product.source(2)?.ne().map(|count| u64::try_from(count).unwrap_or(0));
+    let most = match key {
+        SliceTokens::Off => return None,
+        SliceTokens::Auto => slices::most_tokens(u64::try_from(product.source(0)?.ne()[2]).unwrap_or(0), used),
+        SliceTokens::Most(most) => most.into(),
+    };
+    (tokens > most).then_some((tokens, most))
 }
 
 /// The block whose nodes begin a range: at least the first `least` of them are its own.
@@ -241,21 +260,10 @@ fn find(
     products: &[usize],
     key: SliceTokens,
 ) -> Option<Found> {
-    let product = nodes[*products.first()?];
-    let [used, tokens, ..] = product.source(2)?.ne();
-    let wide = |count: i64| u64::try_from(count).unwrap_or(0);
-    let most = match key {
-        SliceTokens::Off => return None,
-        SliceTokens::Auto => slices::most_tokens(wide(product.source(0)?.ne()[2]), wide(used)),
-        SliceTokens::Most(most) => most.into(),
-    };
-    if wide(tokens) <= most {
-        return None;
-    }
+    let (tokens, most) = length(nodes, products, key)?;
     let (start, count) = (range.start, range.len());
     let all = tensors(nodes, &range);
-    let numbers: HashMap<TensorKey, usize> =
-        all.iter().enumerate().map(|(number, tensor)| (tensor.key(), number)).collect();
+    let numbers: KeyMap<usize> = all.iter().enumerate().map(|(number, tensor)| (tensor.key(), number)).collect();
     let flow = |(number, tensor): (usize, &Tensor<'_>)| Flow {
         work: tensor.work(),
         ne: tensor.ne(),
@@ -272,8 +280,8 @@ fn find(
         is_output: tensor.is_output(),
     };
     let flows: Vec<Flow> = all.iter().enumerate().map(flow).collect();
-    let sliced = slices::find(&flows, count, least, tokens)?;
-    let tokens = slices::slices(wide(tokens), most);
+    let sliced = slices::find(&flows, count, least, i64::try_from(tokens).ok()?)?;
+    let tokens = slices::slices(tokens, most);
     let layout = sliced.layout(usize::try_from(tokens.first()?.end).ok()?);
     let inner = sliced.cuts.iter().filter(|cut| cut.inside.is_some()).map(|cut| all[cut.tensor].key()).collect();
     let free = sliced.free(&flows);

@@ -7,6 +7,9 @@
 //! Threads: none; everything here is a pure function of its input.
 //! Does not: know a host type, read tensor data or run anything.
 
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
+
 mod block;
 mod plan;
 mod ranges;
@@ -20,6 +23,32 @@ pub use replay::{ReplayLedger, Run};
 /// Identity of a tensor: equal for the same tensor, meaningless otherwise. Never dereferenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorKey(pub usize);
+
+/// A map by tensor.
+pub type KeyMap<V> = HashMap<TensorKey, V, BuildHasherDefault<KeyHasher>>;
+/// A set of tensors.
+pub type KeySet = HashSet<TensorKey, BuildHasherDefault<KeyHasher>>;
+
+/// Hashes keys of tensors. A graph of a large model has thousands of nodes and is read anew for each prompt, and keys are addresses that nobody
+/// outside chooses, so one multiplication is enough.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_usize(byte.into()));
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        let spread = (self.0 ^ value as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // Addresses end with zeros, and a product's lower half does too.
+        self.0 = spread ^ (spread >> 32);
+    }
+}
 
 /// What a node does, as far as the planner cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

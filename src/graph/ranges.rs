@@ -4,10 +4,9 @@
 //! touch; a walk leaves out no node, source, or tensor that one of them is a view of. Threads: none; pure.
 //! Does not: know what the ranges are for, or a tensor of the host.
 
-use std::collections::HashSet;
 use std::ops::Range;
 
-use super::TensorKey;
+use super::{KeySet, TensorKey};
 
 /// A set of bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -144,7 +143,7 @@ pub fn walk<T: Copy, M: PartialEq, S: Iterator<Item = T>>(
     viewed: impl Fn(T) -> Option<T>,
     span: impl Fn(T) -> Option<Span<M>>,
 ) -> Vec<(M, Ranges)> {
-    let mut seen = HashSet::with_capacity(nodes.len() * 2);
+    let mut seen = KeySet::with_capacity_and_hasher(nodes.len() * 2, Default::default());
     let mut found: Vec<(M, Vec<Range<usize>>)> = Vec::new();
     let mut note = |tensor: T| {
         if !seen.insert(key(tensor)) {

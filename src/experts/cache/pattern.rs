@@ -4,11 +4,9 @@
 //! Invariants: a pattern names nodes by their place in the graph; it holds for every run of the same graph.
 //! Threads: the one that plans. Does not: read data, or know where weights lie.
 
-use std::collections::HashSet;
-
 use crate::abi::tensor::Tensor;
 use crate::cpu::activation::Activation;
-use crate::graph::TensorKey;
+use crate::graph::{KeyMap, KeySet, TensorKey};
 
 /// Where one half of the activation's operands comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +30,9 @@ pub(crate) struct Pattern {
 }
 
 /// Reads a block. `products` are its expert products in node order; `None` if it is none of the forms that are known here.
-pub(crate) fn read(nodes: &[Tensor<'_>], products: &[usize]) -> Option<Pattern> {
-    let place = |tensor: Tensor<'_>| nodes.iter().position(|node| node.key() == tensor.key());
+pub(crate) fn read(readers: &Readers<'_, '_>, products: &[usize]) -> Option<Pattern> {
+    let nodes = readers.nodes;
+    let place = |tensor: Tensor<'_>| readers.places.get(&tensor.key()).copied();
     let down = *products.last()?;
     let middle = behind_reshapes(nodes[down].source(1)?);
     let (activation, gate, up) = match middle.description().as_str() {
@@ -76,30 +75,61 @@ pub(crate) fn read(nodes: &[Tensor<'_>], products: &[usize]) -> Option<Pattern> 
     // Every product of the block has its part, and gate and up multiply the same rows.
     let one_input = |origin: Origin| nodes[origin.product].source(1).map(|input| input.key());
     let same = gate.is_none_or(|gate| one_input(gate) == one_input(up));
-    (used == products && same && is_private(nodes, products, down)).then_some(Pattern { gate, up, down, activation })
+    (used == products && same && is_private(readers, products, down)).then_some(Pattern { gate, up, down, activation })
+}
+
+/// The nodes of a graph, where each stands, and the last that reads a tensor or is a view of it: found once for all blocks.
+#[derive(Debug)]
+pub(crate) struct Readers<'n, 'a> {
+    nodes: &'n [Tensor<'a>],
+    places: KeyMap<usize>,
+    last: KeyMap<usize>,
+}
+
+impl<'n, 'a> Readers<'n, 'a> {
+    pub(crate) fn new(nodes: &'n [Tensor<'a>]) -> Self {
+        let places = nodes.iter().enumerate().map(|(index, node)| (node.key(), index)).collect();
+        let mut last = KeyMap::with_capacity_and_hasher(2 * nodes.len(), Default::default());
+        for (index, node) in nodes.iter().enumerate() {
+            for tensor in node.sources().chain(node.viewed()) {
+                last.insert(tensor.key(), index);
+                last.insert(tensor.owner().key(), index);
+            }
+        }
+        Self { nodes, places, last }
+    }
+
+    fn last(&self, tensor: TensorKey) -> usize {
+        self.last.get(&tensor).copied().unwrap_or(0)
+    }
 }
 
 /// Whether only the last product's result is read by others: for missed experts the device computes no other result of the block.
-fn is_private(nodes: &[Tensor<'_>], products: &[usize], down: usize) -> bool {
+fn is_private(readers: &Readers<'_, '_>, products: &[usize], down: usize) -> bool {
+    let nodes = readers.nodes;
     let first = products.first().copied().unwrap_or(down);
-    let mut inner: HashSet<TensorKey> =
+    let mut inner: KeySet =
         products.iter().filter(|&&product| product != down).map(|&product| nodes[product].key()).collect();
-    let mut needed = HashSet::new();
+    let mut end = inner.iter().map(|&tensor| readers.last(tensor)).max().unwrap_or(0).max(down);
+    let mut needed = KeySet::default();
     let mut open: Vec<Tensor<'_>> = nodes[down].source(1).into_iter().collect();
     while let Some(tensor) = open.pop() {
         if needed.insert(tensor.key()) && !inner.contains(&tensor.key()) {
             open.extend(tensor.sources());
         }
     }
-    for (index, node) in nodes.iter().enumerate().skip(first) {
+    let mut index = first;
+    while index <= end {
+        let node = nodes[index];
         let reads = |tensor: Tensor<'_>| inner.contains(&tensor.key()) || inner.contains(&tensor.owner().key());
-        let is_inner = inner.contains(&node.key()) || (index != down && (reads(*node) || node.sources().any(reads)));
+        let is_inner = inner.contains(&node.key()) || (index != down && (reads(node) || node.sources().any(reads)));
         if is_inner && (node.is_output() || !needed.contains(&node.key())) {
             return false;
         }
-        if is_inner {
-            inner.insert(node.key());
+        if is_inner && inner.insert(node.key()) {
+            end = end.max(readers.last(node.key()));
         }
+        index += 1;
     }
     true
 }
