@@ -34,10 +34,9 @@ impl<'a> Window<'a> {
         }
         let tensor = self.tensor.as_ptr();
         // SAFETY: a valid tensor of the graph that runs; only this thread touches it, and no reference to it is held here.
-        unsafe {
-            (*tensor).ne[self.dim] = i64::try_from(tokens.len()).unwrap_or(0);
-            (*tensor).nb = nb;
-        }
+        unsafe { (*tensor).ne[self.dim] = i64::try_from(tokens.len()).unwrap_or(0) };
+        // SAFETY: as above.
+        unsafe { (*tensor).nb = nb };
         let address = self.inside.unwrap_or(self.original.data.addr() + tokens.start * stride);
         // SAFETY: as above.
         unsafe { (*tensor).data = core::ptr::without_provenance_mut(address) };
@@ -48,10 +47,10 @@ impl Drop for Window<'_> {
     fn drop(&mut self) {
         let tensor = self.tensor.as_ptr();
         // SAFETY: as in `show`; the fields are given back what they held.
-        unsafe {
-            (*tensor).ne = self.original.ne;
-            (*tensor).nb = self.original.nb;
-            (*tensor).data = self.original.data;
-        }
+        unsafe { (*tensor).ne = self.original.ne };
+        // SAFETY: as above.
+        unsafe { (*tensor).nb = self.original.nb };
+        // SAFETY: as above.
+        unsafe { (*tensor).data = self.original.data };
     }
 }
