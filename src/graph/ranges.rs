@@ -101,14 +101,20 @@ impl Ranges {
         range.is_empty() || behind > 0 && self.runs[behind - 1].end >= range.end
     }
 
-    /// The start of so many bytes within one run of `free` that are in this set for the most part; `None` if no run is long enough.
+    /// The aligned start of so many bytes within one run of `free` of which as many as possible are in this set; the first of the best. `None` if no
+    /// run is long enough.
     pub fn best_place(&self, free: &Self, bytes: usize, alignment: usize) -> Option<usize> {
-        let ends = self.runs.iter().flat_map(|run| [run.start, run.end.saturating_sub(bytes)]);
-        let starts: Vec<usize> = ends.collect();
+        let alignment = alignment.max(1);
+        // How much is held changes evenly from place to place, but for where a run begins, or ends with the place. Only there, or at the ends of
+        // what is free, it can be the most.
+        let turns: Vec<usize> = self.runs.iter().flat_map(|run| [run.start, run.end.saturating_sub(bytes)]).collect();
         let places = free.runs.iter().flat_map(|run| {
-            let last = run.end.checked_sub(bytes);
-            let own = starts.iter().copied().filter(|start| run.contains(start)).chain([run.start]);
-            own.map(|start| start.next_multiple_of(alignment.max(1))).filter(move |&start| Some(start) <= last)
+            let last = run.end.saturating_sub(bytes);
+            let turns =
+                turns.iter().copied().chain([run.start, last]).filter(move |turn| (run.start..=last).contains(turn));
+            turns
+                .flat_map(|turn| [turn / alignment * alignment, turn.next_multiple_of(alignment)])
+                .filter(move |&start| run.start <= start && start + bytes <= run.end)
         });
         let held = |start: &usize| self.within(&Self::from(*start..*start + bytes)).bytes();
         // The first of the best: lower addresses are touched by more graphs.
@@ -205,6 +211,16 @@ mod tests {
                 let whole = at / unit * unit..(at / unit * unit + unit).min(END);
                 prop_assert_eq!(*bit, a_bits[whole].iter().any(|bit| *bit));
             }
+        }
+
+        /// Beside every place that there is.
+        #[test]
+        fn the_best_place_is_the_first_of_the_best(held in some(), free in some(), bytes in 1_usize..50, alignment in 1_usize..9) {
+            let held_at = |start: usize| held.within(&Ranges::from(start..start + bytes)).bytes();
+            let fits = |start: &usize| free.covers(&(*start..*start + bytes));
+            let best = (0..END).step_by(alignment).filter(fits).map(|start| (held_at(start), std::cmp::Reverse(start))).max();
+            let place = held.best_place(&free, bytes, alignment);
+            prop_assert_eq!(place, best.map(|(_, start)| start.0));
         }
 
         /// Whatever the graph: the union holds all bytes of every node, every source and every root of a view, and nothing else.
