@@ -95,7 +95,10 @@ impl Backend {
         if !plan.steps.iter().any(is_long) {
             return None;
         }
-        let uses = graph.uses(nodes);
+        let mut uses = graph.uses(nodes);
+        // A host that cuts a graph at a node looks at what that node has read, too.
+        let read: KeySet = nodes.last()?.sources().map(|source| source.key()).collect();
+        nodes.iter().zip(&mut uses).filter(|(node, _)| read.contains(&node.key())).for_each(|(_, uses)| *uses = None);
         let steps = plan.steps.iter().enumerate().zip(plan.steps.iter().skip(1).map(Some).chain([None]));
         let found: Vec<Found> = steps
             .filter_map(|((step, own), next)| {

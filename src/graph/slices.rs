@@ -110,7 +110,7 @@ pub fn most_tokens(experts: u64, used: u64) -> u64 {
 
 /// Slices of nearly the same length, none longer than `most`.
 pub fn slices(tokens: u64, most: u64) -> Vec<Range<u64>> {
-    let most = most.max(1);
+    let most = if most < STEP { most.max(1) } else { most / STEP * STEP };
     let count = tokens.div_ceil(most).max(1);
     let each = tokens.div_ceil(count).next_multiple_of(STEP.min(most)).clamp(1, most);
     (0..tokens.div_ceil(each)).map(|slice| slice * each..((slice + 1) * each).min(tokens)).collect()
@@ -118,13 +118,20 @@ pub fn slices(tokens: u64, most: u64) -> Vec<Range<u64>> {
 
 /// The nodes from the first on that can run in slices of their tokens: at least `least` of the `count` nodes of the graph, with which `flows` begins.
 pub fn find(flows: &[Flow], count: usize, least: usize, tokens: i64) -> Option<Sliced> {
-    let mut search = Search { flows, tokens, dims: vec![None; flows.len()], whole: vec![false; flows.len()] };
+    let mut search = Search { flows, count, tokens, dims: vec![None; flows.len()], whole: vec![false; flows.len()] };
     let most = (0..count).take_while(|&node| search.add(node)).count();
     (least.max(1)..=most).rev().find_map(|end| search.cut(end, end == count))
 }
 
+/// Whether nothing is counted behind a dimension.
+fn is_flat(flow: &Flow, dim: usize) -> bool {
+    flow.ne[dim + 1..].iter().all(|&count| count == 1)
+}
+
 struct Search<'f> {
     flows: &'f [Flow],
+    /// Those of them that are nodes.
+    count: usize,
     tokens: i64,
     /// The dimension of each tensor that counts tokens, as far as it has a part in slices.
     dims: Vec<Option<usize>>,
@@ -145,7 +152,7 @@ impl Search<'_> {
         let Some(dim) = dim else { return false };
         let is_whole = flow.work == Work::View
             || flow.root.is_none()
-                && flow.ne[dim + 1..].iter().all(|&count| count == 1)
+                && is_flat(flow, dim)
                 && usize::try_from(self.tokens).is_ok_and(|tokens| flow.bytes == flow.nb[dim] * tokens);
         if flow.ne[dim] != self.tokens || !is_whole {
             return false;
@@ -154,15 +161,13 @@ impl Search<'_> {
         true
     }
 
-    /// Takes part as a source of `node` with this dimension: a result of an earlier node, or something from outside.
-    fn joins(&mut self, node: usize, source: usize, dim: usize) -> bool {
+    /// Takes part as a source with this dimension: a result of an earlier node, or something from outside.
+    fn joins(&mut self, source: usize, dim: usize) -> bool {
         if let Some(known) = self.dims[source] {
             return known == dim;
         }
         let flow = &self.flows[source];
-        let is_flat = flow.ne[dim] == self.tokens && flow.ne[dim + 1..].iter().all(|&count| count == 1);
-        // What is a view of a result in here would have to move with it.
-        let good = is_flat && !self.whole[source] && flow.root.is_none_or(|root| root > node);
+        let good = flow.ne[dim] == self.tokens && is_flat(flow, dim) && !self.whole[source] && self.is_outside(source);
         if good {
             self.dims[source] = Some(dim);
         }
@@ -171,16 +176,21 @@ impl Search<'_> {
 
     /// Is read as it is by every slice.
     fn stays_whole(&mut self, source: usize) -> bool {
-        let good = self.dims[source].is_none() && self.flows[source].root.is_none_or(|root| self.dims[root].is_none());
+        let good = self.dims[source].is_none() && self.is_outside(source);
         self.whole[source] = good;
         good
+    }
+
+    /// Whether a source is no result of these nodes. What is a view of one without being a node would have to move with it.
+    fn is_outside(&self, source: usize) -> bool {
+        source >= self.count && self.flows[source].root.is_none_or(|root| root >= self.count)
     }
 
     fn by_ids(&mut self, node: usize) -> Option<usize> {
         let flow = &self.flows[node];
         let &[first, second, ids] = flow.sources.as_slice() else { return None };
         let (rows, whole) = if flow.work == Work::Product { (second, first) } else { (first, second) };
-        (self.stays_whole(whole) && self.joins(node, rows, 2) && self.joins(node, ids, 1)).then_some(2)
+        (self.stays_whole(whole) && self.joins(rows, 2) && self.joins(ids, 1)).then_some(2)
     }
 
     fn elements(&mut self, node: usize) -> Option<usize> {
@@ -189,7 +199,7 @@ impl Search<'_> {
         let dim = sources.iter().find_map(|&source| self.dims[source].filter(|_| source < node))?;
         for &source in sources {
             let is_everywhere = self.flows[source].ne[dim] == 1 && self.dims[source].is_none();
-            let good = if is_everywhere { self.stays_whole(source) } else { self.joins(node, source, dim) };
+            let good = if is_everywhere { self.stays_whole(source) } else { self.joins(source, dim) };
             if !good {
                 return None;
             }
@@ -203,7 +213,7 @@ impl Search<'_> {
         let root = flow.root.filter(|&root| root < node)?;
         let stride = self.flows[root].nb[self.dims[root]?];
         let mut dims = (0..4).filter(|&dim| flow.ne[dim] == self.tokens && flow.nb[dim] == stride);
-        let dim = dims.next().filter(|_| dims.next().is_none())?;
+        let dim = dims.next().filter(|&dim| dims.next().is_none() && is_flat(flow, dim))?;
         let before = flow.start.checked_sub(self.flows[root].start)?;
         let others = usize::try_from(self.tokens).ok()?.checked_sub(1)?.checked_mul(stride)?;
         (before + flow.bytes.checked_sub(others)? <= stride).then_some(dim)
@@ -215,7 +225,10 @@ impl Search<'_> {
         self.flows[..end].iter().flat_map(|flow| &flow.sources).for_each(|&source| inside[source] += 1);
         let stays = |node: usize| {
             let flow = &self.flows[node];
-            flow.uses != Some(inside[node]) || flow.is_output || is_all && node + 1 == end
+            // What no node reads is read by whoever made the graph.
+            flow.uses.is_none_or(|uses| uses == 0 || uses != inside[node])
+                || flow.is_output
+                || is_all && node + 1 == end
         };
         let mut staying = (0..end).filter(|&node| stays(node));
         let result = staying.next().filter(|_| staying.next().is_none())?;
