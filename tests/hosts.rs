@@ -84,6 +84,8 @@ mod settings;
 mod shapes;
 #[path = "hosts/sides.rs"]
 mod sides;
+#[path = "hosts/slices.rs"]
+mod slices;
 #[path = "hosts/slots.rs"]
 mod slots;
 #[path = "hosts/splits.rs"]

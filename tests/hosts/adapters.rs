@@ -16,7 +16,7 @@ use crate::support::{fixture_model, text};
 const RANK: u64 = 4;
 
 /// Writes an adapter for every weight whose name ends in one of these; numbers of `limit` change answers but leave them words.
-fn adapter(path: &Path, endings: &[&str], limit: f32) {
+pub(crate) fn adapter(path: &Path, endings: &[&str], limit: f32) {
     let parts = Parts::read();
     let mut file = Model::default();
     file.keys.string("general.type", "adapter");

@@ -24,6 +24,9 @@ const NEVER_READ: &str = "refact-moe";
 /// Stock's CPU backend cannot add one of this architecture's tensors once llama-quantize has quantized it.
 const UNABLE_QUANTIZED: &str = "qwen4exp-moe";
 
+/// Tokens of a prompt, in one pass.
+const PROMPT: u32 = 40;
+
 fn test_llama_archs(side: Side<'_>, arguments: &[&str]) -> Finished {
     let mut command = program("test-llama-archs", side);
     command.args(["-s", SEED]).args(arguments);
@@ -95,34 +98,45 @@ fn quantized_models(kind: &str) -> Vec<PathBuf> {
 }
 
 /// Runs a model on one side and returns its logits as bytes with what the host printed; `None` when the host failed.
-fn logits(side: Side<'_>, devices: &str, model: &Path) -> (Option<Vec<u8>>, Finished) {
+fn logits(side: Side<'_>, devices: &str, model: &Path, prompt: u32) -> (Option<Vec<u8>>, Finished) {
     let output = tempfile::NamedTempFile::new().expect("a file");
     let mut command = command(&model_host(), side);
-    command.args(["logits", "2", devices, text(model), text(output.path())]);
+    command.args(["logits", "2", devices, text(model), text(output.path()), &prompt.to_string()]);
     let finished = run(&mut command, Duration::from_secs(60));
     let bytes = fs::read(output.path()).expect("the logits");
     (finished.status.success().then_some(bytes), finished)
 }
 
 /// What stock alone gives for a model: several tests compare with it.
-fn stock_logits(model: &Path) -> (Option<Vec<u8>>, Finished) {
+fn stock_logits(model: &Path, prompt: u32) -> (Option<Vec<u8>>, Finished) {
     static STOCK: Computed<(Option<Vec<u8>>, Finished)> = Computed::new();
-    STOCK.get(text(model).to_owned(), || logits(Side::Stock, "cpu", model))
+    STOCK.get(format!("{} {prompt}", model.display()), || logits(Side::Stock, "cpu", model, prompt))
+}
+
+/// In how many models something was seen.
+#[derive(Default)]
+pub(crate) struct Ran {
+    /// The cache computed.
+    pub(crate) cached: usize,
+    /// Blocks ran in slices.
+    pub(crate) sliced: usize,
 }
 
 /// What is wrong with a model on our device; nothing, if all is right.
-fn faults(side: Side<'_>, name: &str, model: &Path, stock: &[u8], cached: &mut usize) -> Vec<String> {
-    let (plugin, finished) = logits(side, "MoE0", model);
+fn faults(side: Side<'_>, model: &Path, prompt: u32, stock: &[u8], ran: &mut Ran) -> Vec<String> {
+    let (plugin, finished) = logits(side, "MoE0", model, prompt);
     let Some(plugin) = plugin else { return vec![finished.report("failed")] };
     let log = finished.log();
-    *cached += usize::from(largest(&log, "hits") + largest(&log, "misses") > 0);
+    ran.cached += usize::from(largest(&log, "hits") + largest(&log, "misses") > 0);
+    ran.sliced += usize::from(largest(&log, "sliced_blocks") > 0);
     let mut wrong = Vec::new();
     if !finite(stock) {
         wrong.push("stock's own logits are not finite".to_owned());
     } else if plugin != stock {
         wrong.push(format!("logits differ, normalized error {:.1e}", normalized_error(stock, &plugin)));
     }
-    let expected = if name == NEVER_READ { 0 } else { Header::read(model).moe_blocks() };
+    let expected =
+        if model.file_stem().is_some_and(|name| name == NEVER_READ) { 0 } else { Header::read(model).moe_blocks() };
     let blocks = largest(&log, "blocks_max");
     if blocks != expected as u64 {
         wrong.push(format!("{blocks} blocks recognised, the file has {expected}"));
@@ -140,15 +154,20 @@ fn equal_to_stock(models: &[PathBuf], unable: &[&str]) {
     equal_with(OVER_CPU, models, unable);
 }
 
-/// The same with other keys of the plugin. Returns in how many models the cache computed.
-pub(crate) fn equal_with(side: Side<'_>, models: &[PathBuf], unable: &[&str]) -> usize {
-    let (mut wrong, mut cached) = (Vec::new(), 0);
+/// The same with other keys of the plugin.
+pub(crate) fn equal_with(side: Side<'_>, models: &[PathBuf], unable: &[&str]) -> Ran {
+    equal_after(PROMPT, side, models, unable)
+}
+
+/// The same after a prompt of so many tokens.
+pub(crate) fn equal_after(prompt: u32, side: Side<'_>, models: &[PathBuf], unable: &[&str]) -> Ran {
+    let (mut wrong, mut ran) = (Vec::new(), Ran::default());
     for model in models {
         let name = model.file_stem().and_then(|name| name.to_str()).expect("a file");
-        match &stock_logits(model) {
+        match &stock_logits(model, prompt) {
             (Some(stock), _) if !unable.contains(&name) => {
                 wrong.extend(
-                    faults(side, name, model, stock, &mut cached).iter().map(|fault| format!("{name}: {fault}")),
+                    faults(side, model, prompt, stock, &mut ran).iter().map(|fault| format!("{name}: {fault}")),
                 );
             }
             (Some(_), _) => wrong.push(format!("{name}: stock runs it after all; take it off the list")),
@@ -157,7 +176,7 @@ pub(crate) fn equal_with(side: Side<'_>, models: &[PathBuf], unable: &[&str]) ->
         }
     }
     assert!(wrong.is_empty(), "{} of {} models:\n{}", wrong.len(), models.len(), wrong.join("\n"));
-    cached
+    ran
 }
 
 fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {

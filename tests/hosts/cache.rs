@@ -109,9 +109,9 @@ fn a_server_answers_as_stock() {
 #[test]
 fn architectures_equal_stock() {
     let side = Side::Plugin { keys: "inner=CPU;log=debug;cache=64", device: "MoE0" };
-    let plain = architectures::equal_with(side, &architectures::plain_models(), &[]);
+    let plain = architectures::equal_with(side, &architectures::plain_models(), &[]).cached;
     let (models, unable) = architectures::k_quantized_models();
-    let quantized = architectures::equal_with(side, &models, &unable);
+    let quantized = architectures::equal_with(side, &models, &unable).cached;
     println!("the cache computed in {plain} plain models and in {quantized} as Q4_K_M");
     assert!(plain.min(quantized) >= LEAST_CACHED, "the cache computed in {plain} and {quantized} models only");
 }

@@ -1,5 +1,5 @@
 // A small host over stock libllama for what no stock tool does:
-//   model_host logits THREADS DEVICES MODEL OUT   write the logits of a prompt and of a few single tokens after it
+//   model_host logits THREADS DEVICES MODEL OUT [TOKENS]   write the logits of a prompt and of a few single tokens after it
 //   model_host cancel MODE DEVICES MODEL          load and give up at one place after another; print what the process holds before
 //                                                 and after: KiB of memory, open files, threads, MiB reported free by each device
 //   model_host each DEVICES LIST LOGS             run each model of the file LIST (a path a line) in a process of its own, whose
@@ -81,7 +81,7 @@ static int decode(struct llama_context * context, int vocabulary, int first, int
     return ok;
 }
 
-static int logits(int threads, const char * devices, const char * path, const char * out_path) {
+static int logits(int threads, const char * devices, const char * path, const char * out_path, int prompt) {
     struct llama_model * model = load(path, devices, LLAMA_LOAD_MODE_NONE, NULL);
     if (model == NULL) {
         return 0;
@@ -93,9 +93,9 @@ static int logits(int threads, const char * devices, const char * path, const ch
     struct llama_context * context = llama_init_from_model(model, params);
     FILE * out = fopen(out_path, "wb");
     int vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
-    int ok = context != NULL && out != NULL && decode(context, vocabulary, 0, PROMPT, out);
+    int ok = context != NULL && out != NULL && decode(context, vocabulary, 0, prompt, out);
     for (int step = 0; ok && step < STEPS; step++) {
-        ok = decode(context, vocabulary, PROMPT + step, 1, out);
+        ok = decode(context, vocabulary, prompt + step, 1, out);
     }
     ok = out != NULL && fclose(out) == 0 && ok;
     if (context != NULL) {
@@ -305,8 +305,8 @@ int main(int argc, char ** argv) {
         ok = load_time(argv[2], argv[3], argv[4]);
     } else if (argc == 5 && strcmp(argv[1], "cancel") == 0) {
         ok = cancel(argv[2], argv[3], argv[4]);
-    } else if (argc == 6 && strcmp(argv[1], "logits") == 0) {
-        ok = logits(atoi(argv[2]), argv[3], argv[4], argv[5]);
+    } else if ((argc == 6 || argc == 7) && strcmp(argv[1], "logits") == 0) {
+        ok = logits(atoi(argv[2]), argv[3], argv[4], argv[5], argc == 7 ? atoi(argv[6]) : PROMPT);
     } else if (argc == 6 && strcmp(argv[1], "pair") == 0) {
         ok = pair(atoi(argv[2]), argv[3], argv[4], argv[5]);
     } else if (argc == 5 && strcmp(argv[1], "each") == 0) {

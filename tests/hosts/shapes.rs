@@ -80,7 +80,8 @@ fn equals_stock(model: &Path, sizes: [u32; 3]) {
     }
     // All logits of a prompt and of tokens after it, bit for bit.
     let keys = format!("inner=CPU;log=debug;cache={}", sizes[1]);
-    let cached = architectures::equal_with(Side::Plugin { keys: &keys, device: "MoE0" }, &[model.to_owned()], &[]);
+    let cached =
+        architectures::equal_with(Side::Plugin { keys: &keys, device: "MoE0" }, &[model.to_owned()], &[]).cached;
     assert_eq!(cached, 1, "the cache computed nothing");
 }
 
