@@ -301,10 +301,10 @@ fn slices_cover_all_tokens_evenly() {
 
 #[test]
 fn the_most_tokens_follow_the_experts() {
-    assert_eq!(most_tokens(128, 8), 2048);
-    assert_eq!(most_tokens(8, 2), 512, "no fewer");
+    assert_eq!(most_tokens(128, 8), 4096);
+    assert_eq!(most_tokens(4, 2), 512, "no fewer");
     assert_eq!(most_tokens(100_000, 1), 1 << 14, "no more");
-    assert_eq!(most_tokens(60, 7), 1120, "1097 rounded up");
+    assert_eq!(most_tokens(60, 7), 2208, "2194 rounded up");
     assert_eq!((most_tokens(0, 0), most_tokens(u64::from(u32::MAX), 0)), (512, 1 << 14));
 }
 
