@@ -226,6 +226,12 @@ fn sources_are_of_all_tokens_or_of_none() {
     let down_weights = block.all.sources(block.down)[0];
     block.all.sources_mut(block.scaled)[1] = down_weights;
     assert_eq!(block.found(), block.up_to(block.down), "weights are read whole, and are no rows of tokens");
+    // As many experts as tokens: a table that is read by id, and as rows of tokens.
+    let mut block = Block::new(Kind::Biased);
+    block.all.resize(EXPERTS, TOKENS);
+    let bias = block.all.sources(block.scaled)[0];
+    block.all.sources_mut(block.result)[1] = block.all.sources(bias)[1];
+    assert_eq!(block.found(), block.up_to(block.sum), "whole for one node, cut for another");
     // What is a view of a result in here, and no node.
     let leaf = takes(|all, scaled| {
         let view = all.outside_view(scaled, shape, [E, all.nb(scaled)[1]], 0);
