@@ -1,5 +1,6 @@
 // A small host over stock libllama for what no stock tool does:
 //   model_host logits THREADS DEVICES MODEL OUT [TOKENS]   write the logits of a prompt and of a few single tokens after it
+//   model_host operands THREADS DEVICES MODEL OUT TOKENS   write what the last product of each block has read, of a prompt
 //   model_host cancel MODE DEVICES MODEL          load and give up at one place after another; print what the process holds before
 //                                                 and after: KiB of memory, open files, threads, MiB reported free by each device
 //   model_host each DEVICES LIST LOGS             run each model of the file LIST (a path a line) in a process of its own, whose
@@ -98,6 +99,52 @@ static int logits(int threads, const char * devices, const char * path, const ch
         ok = decode(context, vocabulary, prompt + step, 1, out);
     }
     ok = out != NULL && fclose(out) == 0 && ok;
+    if (context != NULL) {
+        llama_free(context);
+    }
+    llama_model_free(model);
+    return ok;
+}
+
+// Stops the graph behind each last product of a block and writes what that product has read.
+static bool write_operand(struct ggml_tensor * node, bool ask, void * out) {
+    if (ask) {
+        return strncmp(node->name, "ffn_moe_down", 12) == 0;
+    }
+    size_t bytes = ggml_nbytes(node->src[1]);
+    void * data = malloc(bytes);
+    ggml_backend_tensor_get(node->src[1], data, 0, bytes);
+    bool ok = fwrite(data, 1, bytes, out) == bytes;
+    free(data);
+    return ok;
+}
+
+static int operands(int threads, const char * devices, const char * path, const char * out_path, int prompt) {
+    struct llama_model * model = load(path, devices, LLAMA_LOAD_MODE_NONE, NULL);
+    FILE * out = fopen(out_path, "wb");
+    if (model == NULL || out == NULL) {
+        return 0;
+    }
+    struct llama_context_params params = llama_context_default_params();
+    params.n_ctx = 1024;
+    params.n_ubatch = 1024;
+    params.n_threads = threads;
+    params.n_threads_batch = threads;
+    params.cb_eval = write_operand;
+    params.cb_eval_user_data = out;
+    struct llama_context * context = llama_init_from_model(model, params);
+    struct llama_batch batch = llama_batch_init(prompt, 0, 1);
+    for (int i = 0; i < prompt; i++) {
+        batch.token[i] = 20 + i * 37 % 400;
+        batch.pos[i] = i;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = 0;
+        batch.logits[i] = i == prompt - 1;
+    }
+    batch.n_tokens = prompt;
+    int ok = context != NULL && llama_decode(context, batch) == 0;
+    llama_batch_free(batch);
+    ok = fclose(out) == 0 && ok;
     if (context != NULL) {
         llama_free(context);
     }
@@ -307,6 +354,8 @@ int main(int argc, char ** argv) {
         ok = cancel(argv[2], argv[3], argv[4]);
     } else if ((argc == 6 || argc == 7) && strcmp(argv[1], "logits") == 0) {
         ok = logits(atoi(argv[2]), argv[3], argv[4], argv[5], argc == 7 ? atoi(argv[6]) : PROMPT);
+    } else if (argc == 7 && strcmp(argv[1], "operands") == 0) {
+        ok = operands(atoi(argv[2]), argv[3], argv[4], argv[5], atoi(argv[6]));
     } else if (argc == 6 && strcmp(argv[1], "pair") == 0) {
         ok = pair(atoi(argv[2]), argv[3], argv[4], argv[5]);
     } else if (argc == 5 && strcmp(argv[1], "each") == 0) {

@@ -11,7 +11,7 @@ use crate::architectures;
 use crate::perplexity::figures;
 use crate::summary::{largest, summaries};
 use crate::support::process::{Finished, run};
-use crate::support::stock::{Side, program, tool};
+use crate::support::stock::{Side, command, model_host, program, tool};
 use crate::support::{Computed, fixture, fixture_model, text};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -130,6 +130,22 @@ fn an_importance_matrix_equals_stock() {
     };
     let keys = format!("inner=CPU;{KEYS};slice-tokens=32");
     assert!(matrix(side(&keys), "plugin.gguf") == matrix(Side::Stock, "stock.gguf"), "the matrices differ");
+}
+
+/// A callback that stops graphs behind the last product of a block, and reads what it has read.
+#[test]
+fn operands_of_the_last_node_equal_stock() {
+    let operands = |side, devices| {
+        let output = tempfile::NamedTempFile::new().expect("a file");
+        let mut command = command(&model_host(), side);
+        command.args(["operands", "2", devices, text(&fixture_model()), text(output.path()), "600"]);
+        let finished = run(untiled(&mut command), LIMIT).success();
+        (fs::read(output.path()).expect("the operands"), finished)
+    };
+    let keys = format!("inner=CPU;{KEYS};slice-tokens=32");
+    let ((stock, _), (ours, finished)) = (operands(Side::Stock, "cpu"), operands(side(&keys), "MoE0"));
+    assert!(!stock.is_empty() && ours == stock, "{}", finished.report("operands differ"));
+    assert!(largest(&finished.log(), "streamed_blocks") > 0, "{}", finished.report("no long pass"));
 }
 
 /// Memory that came for graphs, over all backends, and what was told that slices save.
