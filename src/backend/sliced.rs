@@ -112,13 +112,7 @@ impl Backend {
                 find(nodes, &uses, (step, range.start..end, range.len()), products, key)
             })
             .collect();
-        let elsewhere = found.iter().flat_map(|found| &found.inner).copied().collect();
-        let mut touched = lent::touches(nodes, &elsewhere);
-        let mut blocks = Vec::with_capacity(found.len());
-        for Found { step, mut block, free, .. } in found {
-            block.place = lent::reserve(&mut touched, nodes[block.seen.start], &free, block.layout.bytes)?;
-            blocks.push((step, block));
-        }
+        let (blocks, touched) = placed(nodes, found);
         let saved = lent::bytes(touches).saturating_sub(lent::bytes(&touched));
         if blocks.is_empty() || saved < LEAST_SAVED && key == SliceTokens::Auto {
             return None;
@@ -241,6 +235,26 @@ fn tensors<'a>(nodes: &[Tensor<'a>], range: &Range<usize>) -> Vec<Tensor<'a>> {
         all.extend(node.sources().chain(node.viewed()).filter(|tensor| known.insert(tensor.key())));
     }
     all
+}
+
+/// The blocks that have a place for a slice, and what the graph touches with them. One without a place stays whole.
+fn placed(nodes: &[Tensor<'_>], mut found: Vec<Found>) -> (Vec<(usize, SlicedBlock)>, Vec<Touch>) {
+    loop {
+        let elsewhere = found.iter().flat_map(|found| &found.inner).copied().collect();
+        let mut touched = lent::touches(nodes, &elsewhere);
+        let mut without = None;
+        for (number, Found { block, free, .. }) in found.iter_mut().enumerate() {
+            match lent::reserve(&mut touched, nodes[block.seen.start], free, block.layout.bytes) {
+                Some(place) => block.place = place,
+                None => without = Some(number),
+            }
+        }
+        let Some(number) = without else {
+            return (found.into_iter().map(|found| (found.step, found.block)).collect(), touched);
+        };
+        // What it touches without slices is touched by others, too, or not: all is looked at again.
+        found.remove(number);
+    }
 }
 
 /// The tokens of a block, and of a slice at most; `None` where it needs no more than one.
