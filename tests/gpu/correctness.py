@@ -1,5 +1,6 @@
 """Steps that compare what the plugin computes with what stock computes on the same card."""
 import json
+import os
 import re
 import sys
 
@@ -119,14 +120,16 @@ def operations(machine, results):
 
 
 def sanitizer(machine, results):
-    """compute-sanitizer memcheck over one chunk, both places of the experts."""
+    """compute-sanitizer memcheck over one chunk, both places of the experts; GPU_SANITIZE=sliced runs the rows with that word only."""
     tool = machine.find_tool("compute-sanitizer")
-    before = [tool, *MEMCHECK]
+    before, wanted = [tool, *MEMCHECK], os.environ.get("GPU_SANITIZE", "")
     for name, side, tokens in (("plain path", machine.ours, 64), ("experts on the device", machine.ours_on_device, 64),
                                ("cache, single tokens", machine.ours.with_keys("cache=6"), 1),
                                ("cache, streamed passes", machine.ours.with_keys("cache=6;stream-min-tokens=9"), 64),
                                ("cache, sliced passes", machine.ours.with_keys("cache=6;stream-min-tokens=9;slice-tokens=32"), 64),
                                ("cache, fetched passes", machine.ours.with_keys("cache=6;stream-min-tokens=1000;middle-passes=fetch"), 16)):
+        if wanted not in name:
+            continue
         done = perplexity_run(machine, side, tokens, 1, tag="sanitizer", limit=110, before=before)
         if "Device not supported" in done.log:
             raise Missing("compute-sanitizer does not support this device here")
