@@ -80,8 +80,11 @@ impl Lent {
         if self.phase.compare_exchange(WHOLE, ON_DEMAND, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return Ok(());
         }
+        let had = self.memory.mapped_bytes();
         let mut state = self.state.lock();
         self.keep(&mut state, Ranges::default())?;
+        drop(state);
+        self.device.note_on_demand(had.saturating_sub(self.memory.mapped_bytes()));
         let mib = self.memory.bytes() >> 20;
         log::debug(&format!(
             "{}: {mib} MiB of compute memory come with the graphs that touch them",
@@ -140,6 +143,11 @@ impl Lent {
             return Ok(());
         }
         Err(BufferError::NotThere { device: self.device.label().to_owned(), start: address, bytes })
+    }
+
+    /// Bytes of these units without memory.
+    pub(crate) fn lacks(&self, units: &Ranges) -> usize {
+        if self.comes_and_goes() { self.state.lock().mapping.lacks(units) } else { 0 }
     }
 
     /// Whether a graph that needed nothing at this stamp still needs nothing.

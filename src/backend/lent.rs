@@ -81,6 +81,11 @@ pub(super) fn bytes(touches: &[Touch]) -> usize {
     touches.iter().map(|touch| touch.units.bytes()).sum()
 }
 
+/// Bytes of all of it that have no memory now.
+pub(super) fn lacks(touches: &[Touch]) -> usize {
+    touches.iter().filter_map(|touch| Some(touch.lent.upgrade()?.lacks(&touch.units))).sum()
+}
+
 /// The largest scratch that a step needs whose experts are copied. Blocks that the cache computes need none, but it does not in a long pass.
 pub(super) fn scratch_bytes(device: &Device, nodes: &[Tensor<'_>], plan: &Plan, is_streamed: bool) -> usize {
     let bytes = plan.steps.iter().map(|step| match step {

@@ -132,7 +132,8 @@ impl Backend {
         planned: &'p Planned,
     ) -> Result<Option<&'p SlicedPass>, BufferError> {
         let sliced = planned.sliced.as_ref();
-        if let Some(sliced) = sliced.filter(|sliced| self.device.wants_slices(&sliced.load)) {
+        let lacks = |sliced: &SlicedPass| [lent::lacks(&planned.touches), lent::lacks(&sliced.touches)];
+        if let Some(sliced) = sliced.filter(|sliced| self.device.wants_slices(&sliced.load, lacks(sliced))) {
             self.bring(state, key, &sliced.touches)?;
             return Ok(Some(sliced));
         }
@@ -208,8 +209,8 @@ fn load(nodes: &[Tensor<'_>], plan: &Plan) -> PassLoad {
                 load.operations += 2.0 * first.ne()[0] as f64 * (volume(node) + padding);
             }
             (_, "MUL_MAT") => load.operations += 2.0 * first.ne()[0] as f64 * volume(node),
-            // As many for the scores as for the sums, of which causality needs half.
-            (_, "FLASH_ATTN_EXT") => load.attention += 2.0 * second.ne()[1] as f64 * volume(node),
+            // Scores and sums.
+            (_, "FLASH_ATTN_EXT") => load.attention += 4.0 * second.ne()[1] as f64 * volume(node),
             _ => {}
         }
     }
@@ -223,6 +224,8 @@ fn load(nodes: &[Tensor<'_>], plan: &Plan) -> PassLoad {
         .map(|weight| (weight.key(), weight.bytes()))
         .collect();
     load.expert_bytes = weights.values().map(|&bytes| bytes as f64).sum();
+    let blocks = plan.steps.iter().filter(|step| matches!(step, Step::Streamed { .. })).count();
+    load.layer_bytes = load.expert_bytes / blocks.max(1) as f64;
     load
 }
 

@@ -60,6 +60,9 @@ impl Backend {
             state.counters.lent_bytes += (ring.depth() * ring.shape().bytes) as u64;
         }
         let mut cache = if planned.all.is_empty() { None } else { self.take_cache_for(nodes, &planned.all) };
+        if let Some(cache) = &mut cache {
+            self.device.fill_cache(cache);
+        }
         let tokens =
             blocks.first().and_then(|(_, products)| nodes[*products.first()?].source(2)).map(|ids| ids.ne()[1]);
         let tokens = tokens.and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or(0);

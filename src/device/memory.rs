@@ -287,13 +287,7 @@ impl Device {
     }
 
     fn look(&self, cache: Cache, now: u64) -> Option<Cache> {
-        let arena = cache.arena_bytes();
-        let cap = match self.config.cache {
-            CacheSize::Mib(mib) => mib << 20,
-            CacheSize::SlotsPerLayer(_) => cache.most_bytes(),
-            CacheSize::Auto | CacheSize::Off => usize::MAX,
-        };
-        let cap = if cache.is_elastic() { cap.min(cache.most_bytes()) } else { cap };
+        let (arena, cap) = (cache.arena_bytes(), self.cap(&cache));
         let may = self.limits().arena(self.figures(self.inner.memory().0)).min(cap.max(arena));
         let lent = self.budget.account.lent().min(cap.max(arena).saturating_sub(may));
         let change = self.budget.control.lock().look(now, arena, may, lent);
@@ -317,6 +311,16 @@ impl Device {
                 (!again).then_some(cache) // by steps, as graphs end
             }
         }
+    }
+
+    /// The most that the arena may have.
+    fn cap(&self, cache: &Cache) -> usize {
+        let cap = match self.config.cache {
+            CacheSize::Mib(mib) => mib << 20,
+            CacheSize::SlotsPerLayer(_) => cache.most_bytes(),
+            CacheSize::Auto | CacheSize::Off => usize::MAX,
+        };
+        if cache.is_elastic() { cap.min(cache.most_bytes()) } else { cap }
     }
 
     /// The cache with no more than `to` bytes; `None` if it had to be dropped.
@@ -368,10 +372,40 @@ impl Device {
         Some(cache)
     }
 
+    /// A long pass is about to run and has what it needs: the cache takes what it is to go to and what is left, because its experts come to it
+    /// on the pass's way.
+    pub(crate) fn fill_cache(&self, cache: &mut Cache) {
+        if !cache.is_elastic() || !self.watches_memory() {
+            return;
+        }
+        let (arena, target) = (cache.arena_bytes(), self.budget.control.lock().target().min(self.cap(cache)));
+        if target <= arena {
+            return;
+        }
+        let may = self.limits().arena(self.figures(self.inner.memory().0));
+        if may > arena
+            && let Err(error) = cache.grow(self, target.min(may))
+        {
+            log::info(&format!("{}: the cache stays at {} MiB: {error}", self.label(), arena >> 20));
+            self.settle(cache.arena_bytes());
+        }
+    }
+
+    /// A buffer that was allocated as a whole gave its memory back, because it is used on demand.
+    pub(crate) fn note_on_demand(&self, bytes: usize) {
+        self.budget.control.lock().returned(bytes);
+    }
+
+    /// What a cache may hold with so many bytes more in use.
+    pub(crate) fn room_beside(&self, bytes: usize) -> usize {
+        let cap = if let CacheSize::Mib(mib) = self.config.cache { mib << 20 } else { usize::MAX };
+        self.lendable().saturating_sub(bytes).min(cap)
+    }
+
     /// Grows by a step, as far as memory is there: a long pass may still have some of it.
     fn grow(&self, cache: &mut Cache, target: usize) {
         let arena = cache.arena_bytes();
-        let step = target.max(arena).min(arena.saturating_add(STEP_BYTES));
+        let step = target.min(self.cap(cache)).max(arena).min(arena.saturating_add(STEP_BYTES));
         let may = if self.watches_memory() { self.limits().arena(self.figures(self.inner.memory().0)) } else { step };
         let done = if may > arena { cache.grow(self, step.min(may)) } else { Ok(()) };
         if let Err(error) = done {

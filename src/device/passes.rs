@@ -15,7 +15,7 @@ use crate::experts::cache::{Cache, MOST_MIDDLE_TOKENS, MOST_TOKENS};
 use crate::experts::cost::{Layer, Rates, Way};
 use crate::gpu;
 use crate::planner::cards::ability;
-use crate::planner::prompts::computing_us;
+use crate::planner::prompts::{SLICED, computing_us};
 use crate::telemetry::log;
 
 /// The fewest tokens of a pass whose experts may be brought.
@@ -45,8 +45,9 @@ pub(crate) struct PassLoad {
     pub(crate) tokens: u64,
     pub(crate) each: u64,
     pub(crate) saved: usize,
-    /// Bytes of the experts that it uses.
+    /// Bytes of the experts that it uses, and of those of a block.
     pub(crate) expert_bytes: f64,
+    pub(crate) layer_bytes: f64,
     /// Operations of products, with the rows that tiles are filled with, and of attention.
     pub(crate) operations: f64,
     pub(crate) attention: f64,
@@ -145,8 +146,8 @@ impl Device {
     }
 
     /// Whether a pass that may run in slices is to do so: where the link is what it waits for, and so what the cache holds counts for more than
-    /// how fast kernels are.
-    pub(crate) fn wants_slices(&self, load: &PassLoad) -> bool {
+    /// how fast kernels are. `lacks` is what must come for it at once and in slices, in bytes.
+    pub(crate) fn wants_slices(&self, load: &PassLoad, lacks: [usize; 2]) -> bool {
         match self.config.slice_tokens {
             SliceTokens::Off => return false,
             SliceTokens::Most(_) => {
@@ -159,19 +160,19 @@ impl Device {
         if self.rates().link.is_none() && self.expert_settings().measures() {
             self.note_rates(None, gpu::link_rate(self.driver()));
         }
-        let held = match self.resident_share() {
-            (share, true) => share,
-            // The first pass makes the cache.
-            (_, false) => (self.lendable() as f64 / load.expert_bytes.max(1.0)).min(1.0),
-        };
-        let link = load.expert_bytes * (1.0 - held) / self.rates().link_bytes_per_us();
-        let computing = computing_us(&ability(&self.inner_description()), load.operations, load.attention);
-        let (link, computing) = (link / 1e3, computing / 1e3);
-        let rate = self.rates().link_bytes_per_us() / 1e3;
+        let rates = self.rates();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of two layers")]
+        let ring = if self.has_ring() { 0 } else { (2.0 * load.layer_bytes) as usize };
+        let [whole, sliced] = lacks.map(|lacks| {
+            let held = self.room_beside(lacks.saturating_add(ring)) as f64;
+            (load.expert_bytes - held).max(0.0) / rates.link_bytes_per_us() / 1e3
+        });
+        let computing = computing_us(&ability(&self.inner_description()), load.operations, load.attention) / 1e3;
+        let rate = rates.link_bytes_per_us() / 1e3;
         let why = format!(
-            "slice-tokens=auto: experts come in {link:.0} ms at {rate:.1} GB/s, computing takes about {computing:.0}"
+            "slice-tokens=auto: experts come in {whole:.0} ms at {rate:.1} GB/s, in slices in {sliced:.0}; computing takes about {computing:.0}"
         );
-        if link > computing {
+        if (computing * SLICED).max(sliced) < computing.max(whole) {
             self.tell_slices(load, &why);
             return true;
         }

@@ -91,6 +91,14 @@ impl Control {
         (to > arena).then_some(Change::Grow(to, why))
     }
 
+    /// Memory that was taken for good came back: what a context computes in is allocated as a whole, and only then known to come and go.
+    pub fn returned(&mut self, bytes: usize) {
+        if self.full {
+            self.target = self.target.saturating_add(bytes); // a look limits it to what there is
+            self.calm = None;
+        }
+    }
+
     /// The size to go to by steps.
     pub fn target(&self) -> usize {
         self.target
@@ -107,6 +115,19 @@ impl Control {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn what_comes_back_is_gone_to_again() {
+        let mut control = Control::default();
+        control.begin(1000, true);
+        control.settle(400); // a context took the rest
+        control.returned(700);
+        assert_eq!((control.target(), control.look(0, 400, 1000, 0), control.target()), (1100, None, 1000));
+        let mut early = Control::default();
+        early.begin(1000, false);
+        early.returned(700);
+        assert_eq!(early.target(), 250, "no more than it starts with before a request is answered");
+    }
 
     #[test]
     fn everything_after_sixty_four_tokens() {

@@ -104,6 +104,11 @@ impl Mapping {
         touched.without(&self.mapped)
     }
 
+    /// Bytes of these that have no memory behind them.
+    pub fn lacks(&self, touched: &Ranges) -> usize {
+        touched.without(&self.mapped).bytes()
+    }
+
     /// Whether the host can read a range.
     pub fn holds(&self, range: &Range<usize>) -> bool {
         self.mapped.covers(range)

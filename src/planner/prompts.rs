@@ -28,7 +28,7 @@ const ALIKE: f64 = 0.6;
 /// What a thread computes of prompts, 10^12 operations per second; a guess.
 const THREAD_TFLOPS: f64 = 0.05;
 /// Computing in slices takes so much longer, as measured with slices of 4,096 of 12,288 tokens.
-const SLICED: f64 = 1.035;
+pub(crate) const SLICED: f64 = 1.035;
 /// How much of the shorter of computing and copying was hidden behind the longer one by [`Ways::used_only`].
 const HALF: f64 = 0.5;
 
