@@ -214,11 +214,11 @@ def prompts(machine, results):
 
 
 def slow(machine, results):
-    """A link of 13 and 6 GB/s for both sides, 45% of the experts, 12,288 tokens: stock's default passes, its best, and the bound."""
+    """A link of 13 and 6 GB/s for both sides, 45% of the experts, 12,288 tokens: stock's default passes, its best, and the bound. GPU_LINKS=6 asks for one."""
     sizes, share = Sizes(machine.dry), 0.45
     vram, long = in_vram(machine, sizes), sizes.long
     large = sizes.stock_passes[:2]
-    for gbs in (13, 6):
+    for gbs in map(int, os.environ.get("GPU_LINKS", "13,6").split(",")):
         shim = {"preload": ["slow_link.so"], "variables": {"SLOW_LINK_GBS": str(gbs)}}
         path = machine.out / f"slow-{gbs}.jsonl"
         path.unlink(missing_ok=True)
