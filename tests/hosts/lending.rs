@@ -11,7 +11,7 @@ use crate::sides::equal_over;
 use crate::summary::{largest, summaries};
 use crate::support::process::{Finished, run};
 use crate::support::server::Server;
-use crate::support::stock::{Side, tool};
+use crate::support::stock::{Side, program, tool};
 use crate::support::{fixture, fixture_model, text};
 
 /// Memory for half of the experts.
@@ -125,4 +125,19 @@ fn a_pass_without_memory_fails_alone() {
     let lines = finished.lines_with("free for this pass, even without the cache; use a smaller micro-batch (-ub)");
     assert!(!lines.is_empty(), "{}", finished.report("nobody says why"));
     assert!(finished.lines_with("failed earlier").is_empty(), "{}", finished.report("the device is lost"));
+}
+
+/// A context takes all of its compute buffer from the cache before that is known to come and go; the cache has it again with the first pass.
+#[test]
+fn a_second_context_leaves_the_cache_what_it_had() {
+    let keys = "inner=CPU;log=debug;state-file=off;stream-min-tokens=9;cache=8;vram-budget-mb=64;vram-reserve-mb=0";
+    let mut command = program("llama-bench", side(keys));
+    command.args(["-m", text(&fixture_model()), "-dev", "MoE0", "-ngl", "99", "-t", "2", "-v"]);
+    command.args(["-p", "2048", "-b", "2048", "-ub", "1024,2048", "-n", "0", "-r", "2"]);
+    let finished = run(&mut command, Duration::from_secs(120)).success();
+    assert!(!finished.lines_with("the cache shrinks from ").is_empty(), "{}", finished.report("there was room"));
+    let moved: Vec<u64> =
+        summaries(&finished.log()).iter().filter_map(|summary| summary["expert_bytes"].as_u64()).collect();
+    // Three passes of 14 MB of experts, of which it held an eighth when the context was there, and holds half.
+    assert!(moved.last().is_some_and(|bytes| *bytes < 28_000_000), "{moved:?} {}", finished.report("it stayed small"));
 }
