@@ -145,6 +145,11 @@ impl Lent {
         Err(BufferError::NotThere { device: self.device.label().to_owned(), start: address, bytes })
     }
 
+    /// Whether bytes that the host wrote are lost, so that the next graph must fail.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.state.lock().missed > 0
+    }
+
     /// Bytes of these units without memory.
     pub(crate) fn lacks(&self, units: &Ranges) -> usize {
         if self.comes_and_goes() { self.state.lock().mapping.lacks(units) } else { 0 }
@@ -202,7 +207,8 @@ impl Lent {
     fn bring(&self, state: &mut State, missing: &Ranges) -> Result<(), BufferError> {
         let bytes = missing.bytes();
         if !self.device.maps_all() {
-            if !self.device.lend_room(&self.lease, Use::Compute, bytes) {
+            let refused = self.device.allocation_fails(AllocationKind::Lend);
+            if refused || !self.device.lend_room(&self.lease, Use::Compute, bytes) {
                 return Err(self.no_memory(bytes));
             }
             let mapped = self.map(missing, bytes);

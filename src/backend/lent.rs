@@ -86,6 +86,11 @@ pub(super) fn lacks(touches: &[Touch]) -> usize {
     touches.iter().filter_map(|touch| Some(touch.lent.upgrade()?.lacks(&touch.units))).sum()
 }
 
+/// Whether the host's own bytes in it are lost.
+pub(super) fn has_lost(touches: &[Touch]) -> bool {
+    touches.iter().filter_map(|touch| touch.lent.upgrade()).any(|lent| lent.has_lost())
+}
+
 /// The largest scratch that a step needs whose experts are copied. Blocks that the cache computes need none, but it does not in a long pass.
 pub(super) fn scratch_bytes(device: &Device, nodes: &[Tensor<'_>], plan: &Plan, is_streamed: bool) -> usize {
     let bytes = plan.steps.iter().map(|step| match step {

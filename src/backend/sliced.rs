@@ -22,8 +22,6 @@ use crate::graph::slices::{self, Flow, Layout, Sliced, Work};
 use crate::graph::{KeyMap, KeySet, Plan, PlanKey, Ranges, Step, TensorKey};
 use crate::planner::prompts::PADDING_ROWS;
 
-/// What slices must save, in bytes, where nobody asked for them.
-const LEAST_SAVED: usize = 64 << 20;
 /// The blocks of a pass that run in slices.
 #[derive(Debug)]
 pub(super) struct SlicedPass {
@@ -114,7 +112,7 @@ impl Backend {
             .collect();
         let (blocks, touched) = placed(nodes, found);
         let saved = lent::bytes(touches).saturating_sub(lent::bytes(&touched));
-        if blocks.is_empty() || saved < LEAST_SAVED && key == SliceTokens::Auto {
+        if saved == 0 && key == SliceTokens::Auto {
             return None;
         }
         let (_, first) = blocks.first()?;
@@ -137,6 +135,8 @@ impl Backend {
             self.bring(state, key, &sliced.touches)?;
             return Ok(Some(sliced));
         }
+        // What the host wrote where there was no memory is gone: a smaller pass would compute with something else.
+        let sliced = sliced.filter(|_| !lent::has_lost(&planned.touches));
         match (self.bring(state, key, &planned.touches), sliced) {
             (Err(BufferError::NoLentMemory { .. }), Some(sliced)) => {
                 self.bring(state, key, &sliced.touches)?;

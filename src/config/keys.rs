@@ -248,8 +248,8 @@ pub static KEYS: &[Key] = &[
         name: "debug-fail-alloc",
         default: "none",
         unit: "kind:n",
-        range: "device:N, host:N, pin:N or map:N, N from 1",
-        effect: "Every N-th allocation of that kind fails; map is memory that comes for a graph.",
+        range: "device:N, host:N, pin:N, map:N or lend:N, N from 1",
+        effect: "Every N-th allocation of that kind fails; map is memory that comes for a graph or for what the host writes, of which the cache gives some and which is tried again; lend the same without that.",
         reason: "Shows that running out of memory ends in a clear line.",
         test_only: true,
         apply: |config, value| {
@@ -259,6 +259,7 @@ pub static KEYS: &[Key] = &[
                 "host" => AllocationKind::Host,
                 "pin" => AllocationKind::Pin,
                 "map" => AllocationKind::Map,
+                "lend" => AllocationKind::Lend,
                 _ => return Err(()),
             };
             let every: u32 = every.parse().map_err(|_| ())?;

@@ -65,7 +65,11 @@ const CASES: &[Case] = &[
     case("debug-staging", &["layer", "three-tensors", "two-tensors"], &["four"]),
     case("debug-cuda", &["absent", "old", "no-vmm"], &["none"]),
     text("debug-panic", "a.", &["buffer.set_tensor"], &["x", "a.B", "a.b.c", "none"]),
-    case("debug-fail-alloc", &["device:1", "host:3", "pin:2", "map:4"], &["host:0", "disk:1", "host", "host:-1", ":"]),
+    case(
+        "debug-fail-alloc",
+        &["device:1", "host:3", "pin:2", "map:4", "lend:1"],
+        &["host:0", "disk:1", "host", "host:-1", ":"],
+    ),
     case("debug-graph", &["view", "add-node"], &["none"]),
     case("debug-experts", &["host", "device"], &["ram"]),
     case("debug-memory", &["elastic", "fixed"], &["on"]),

@@ -59,6 +59,8 @@ pub enum AllocationKind {
     Pin,
     /// Memory behind a part of a compute buffer.
     Map,
+    /// The same, for good.
+    Lend,
 }
 
 /// What the tests make the CUDA driver look like.

@@ -26,6 +26,9 @@ const WITHOUT_LINK: u32 = 32;
 /// another prompt.
 const IDLE_GRAPHS: u32 = 32;
 
+/// What slices must save, in bytes, where nobody asked for them and there is memory without them.
+const LEAST_SAVED: usize = 64 << 20;
+
 /// The state behind it.
 #[derive(Default)]
 pub(super) struct Passes {
@@ -154,7 +157,7 @@ impl Device {
                 self.tell_slices(load, "slice-tokens");
                 return true;
             }
-            SliceTokens::Auto if self.choice().is_near => return false,
+            SliceTokens::Auto if self.choice().is_near || load.saved < LEAST_SAVED => return false,
             SliceTokens::Auto => {}
         }
         if self.rates().link.is_none() && self.expert_settings().measures() {
@@ -186,16 +189,19 @@ impl Device {
         false
     }
 
-    /// Tells once for each length that experts are computed in slices, and why.
+    /// Tells that experts are computed in slices, and why: the first time, and in more detail when the length is another than before.
     pub(crate) fn tell_slices(&self, load: &PassLoad, why: &str) {
         let PassLoad { tokens, each, saved, .. } = *load;
-        if self.passes.told_slices.swap(tokens, Ordering::Relaxed) != tokens {
-            log::notice(&format!(
-                "{}: a pass of {tokens} tokens computes its experts in slices of {each} tokens, which leaves {} MiB more to the cache ({why})",
-                self.label(),
-                saved >> 20
-            ));
+        let before = self.passes.told_slices.swap(tokens, Ordering::Relaxed);
+        if before == tokens {
+            return;
         }
+        let line = format!(
+            "{}: a pass of {tokens} tokens computes its experts in slices of {each} tokens, which leaves {} MiB more to the cache ({why})",
+            self.label(),
+            saved >> 20
+        );
+        if before == 0 { log::notice(&line) } else { log::info(&line) }
     }
 
     /// A pass takes the ring.

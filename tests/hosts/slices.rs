@@ -6,11 +6,14 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use crate::adapters::adapter;
 use crate::architectures;
 use crate::perplexity::figures;
 use crate::summary::{largest, summaries};
 use crate::support::process::{Finished, run};
+use crate::support::server::Server;
 use crate::support::stock::{Side, command, model_host, program, tool};
 use crate::support::{Computed, fixture, fixture_model, text};
 
@@ -184,4 +187,37 @@ fn architectures_equal_stock() {
     let keys = format!("inner=CPU;{KEYS};slice-tokens=32");
     let ran = architectures::equal_after(230, side(&keys), &architectures::plain_models(), &[]);
     assert!(ran.sliced >= CUT, "slices in {} models", ran.sliced);
+}
+
+/// Where the memory for all tokens is not to be had, a pass runs in slices that nobody asked for; where the host's own bytes are lost, it fails, and
+/// never answers with something else.
+#[test]
+fn a_pass_without_memory_runs_in_slices_or_fails() {
+    // More than the 2,048 tokens that a slice of this model may have.
+    let prompt: Vec<u32> = (0..2600_u32).map(|token| 300 + token * 7 % 600).collect();
+    let body = json!({"prompt": prompt, "n_predict": 6, "temperature": 0, "ignore_eos": true, "return_tokens": true, "cache_prompt": false});
+    let flags = ["-c", "4096", "-np", "1", "-b", "4096", "-ub", "4096", "--no-warmup"];
+    let answer = |side: Side<'_>| {
+        let mut command = tool("llama-server", side, &fixture_model(), 2);
+        command.args(flags);
+        let mut server = Server::launch(untiled(&mut command));
+        server.wait_ready();
+        let answer = server.answer("/completion", &body);
+        let tokens: Option<Value> = (answer.status == 200)
+            .then(|| serde_json::from_str::<Value>(&answer.body).expect("JSON")["tokens"].clone());
+        (tokens, server.stop())
+    };
+    let (stock, _) = answer(Side::Stock);
+    let (mut in_slices, mut failed) = (0, 0);
+    for every in 16..=20 {
+        let keys = format!("inner=CPU;{KEYS};debug-fail-alloc=lend:{every}");
+        let (ours, finished) = answer(side(&keys));
+        let fell_back = finished.lines_with("there is no memory for all of them at once").len();
+        match ours {
+            Some(_) => assert_eq!(ours, stock, "{}", finished.report(&keys)),
+            None => failed += 1,
+        }
+        in_slices += u32::from(fell_back > 0 && ours.is_some() && largest(&finished.log(), "sliced_blocks") > 0);
+    }
+    assert!(in_slices > 0 && failed > 0, "{in_slices} in slices, {failed} failed");
 }
