@@ -90,6 +90,7 @@ fn written(config: &Config) -> String {
             AllocationKind::Host => "host",
             AllocationKind::Pin => "pin",
             AllocationKind::Map => "map",
+            AllocationKind::Lend => "lend",
         };
         put("debug-fail-alloc", format!("{kind}:{}", fault.every));
     }
