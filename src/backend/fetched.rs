@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use super::sliced::SlicedPass;
+use super::sliced::Slices;
 use super::streamed::{self, Pass};
 use super::{Backend, BackendError, Planned, State};
 use crate::abi::graph::Graph;
@@ -64,7 +64,7 @@ impl Backend {
         graph: Graph<'_>,
         nodes: &[Tensor<'_>],
         planned: &Planned,
-        sliced: Option<&SlicedPass>,
+        sliced: Option<Slices<'_>>,
     ) -> Option<Result<Status, BackendError>> {
         let middle = planned.middle?;
         let (resident, is_there) = self.device.resident_share();
@@ -75,6 +75,12 @@ impl Backend {
         // A cache that is not there yet has nothing to compute with.
         let in_ram = is_there && middle.suits_cache && !self.device.lends_contexts();
         let way = self.device.way(middle.tokens, &layer, in_ram);
+        if way != Way::Stream
+            && sliced.is_some()
+            && let Err(error) = self.bring_rest(state, graph.key(), planned)
+        {
+            return Some(Err(error.into()));
+        }
         let sliced = sliced.filter(|_| way == Way::Stream);
         if way == Way::InRam
             && let Some(outcome) = self.run_in_ram(state, graph, nodes, planned)
@@ -93,10 +99,6 @@ impl Backend {
         planned: &Planned,
     ) -> Option<Result<Status, BackendError>> {
         let mut session = self.begin_cached(nodes, &planned.all)?;
-        if let Err(error) = self.bring(state, graph.key(), &planned.touches) {
-            self.end_cached(state, session, false);
-            return Some(Err(error.into()));
-        }
         let mut blocks = planned.all.iter().enumerate();
         let mut run = |state: &mut State| {
             for step in &planned.plan.steps {

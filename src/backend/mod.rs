@@ -186,6 +186,7 @@ impl Backend {
         let planned = &*plan;
         let Planned { plan, blocks, .. } = planned;
         let sliced = self.bring_pass(state, key, planned)?;
+        let is_sliced = sliced.is_some();
         state.reporter.pass = planned.pass;
         if let Some(pass) = &planned.pass {
             self.device.begin_pass(pass.tokens);
@@ -217,8 +218,8 @@ impl Backend {
         {
             return outcome;
         }
-        if sliced.is_some() {
-            self.bring(state, key, &planned.touches)?;
+        if is_sliced {
+            self.bring_rest(state, key, planned)?;
         }
         let mut session = self.begin_cached(&nodes, blocks);
         let outcome = match session.as_mut() {

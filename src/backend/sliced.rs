@@ -45,6 +45,12 @@ pub(super) struct SlicedBlock {
     tokens: Vec<Range<u64>>,
 }
 
+/// That a pass is to run in slices, and why.
+pub(super) struct Slices<'p> {
+    pass: &'p SlicedPass,
+    why: String,
+}
+
 /// A block for which no place was looked for yet.
 struct Found {
     step: usize,
@@ -128,23 +134,36 @@ impl Backend {
         state: &mut State,
         key: PlanKey,
         planned: &'p Planned,
-    ) -> Result<Option<&'p SlicedPass>, BufferError> {
+    ) -> Result<Option<Slices<'p>>, BufferError> {
         let sliced = planned.sliced.as_ref();
         let lacks = |sliced: &SlicedPass| [lent::lacks(&planned.touches), lent::lacks(&sliced.touches)];
-        if let Some(sliced) = sliced.filter(|sliced| self.device.wants_slices(&sliced.load, lacks(sliced))) {
-            self.bring(state, key, &sliced.touches)?;
-            return Ok(Some(sliced));
+        let wanted =
+            sliced.and_then(|pass| Some(Slices { pass, why: self.device.wants_slices(&pass.load, lacks(pass))? }));
+        if let Some(slices) = wanted {
+            self.bring(state, key, &slices.pass.touches)?;
+            return Ok(Some(slices));
         }
         // What the host wrote where there was no memory is gone: a smaller pass would compute with something else.
         let sliced = sliced.filter(|_| !lent::has_lost(&planned.touches));
         match (self.bring(state, key, &planned.touches), sliced) {
-            (Err(BufferError::NoLentMemory { .. }), Some(sliced)) => {
-                self.bring(state, key, &sliced.touches)?;
-                self.device.tell_slices(&sliced.load, "there is no memory for all of them at once");
-                Ok(Some(sliced))
+            (Err(BufferError::NoLentMemory { .. }), Some(pass)) => {
+                self.bring(state, key, &pass.touches)?;
+                Ok(Some(Slices { pass, why: "there is no memory for all of them at once".to_owned() }))
             }
             (brought, _) => brought.map(|()| None),
         }
+    }
+
+    /// Brings the rest for a pass that was to run in slices and does not. It is told as another graph: the same one again would say that a whole round
+    /// of graphs has gone by.
+    pub(super) fn bring_rest(&self, state: &mut State, key: PlanKey, planned: &Planned) -> Result<(), BufferError> {
+        self.bring(state, PlanKey { first: key.first ^ 1, ..key }, &planned.touches)
+    }
+
+    /// A pass does run in slices.
+    pub(super) fn tell_slices<'p>(&self, slices: &Slices<'p>) -> &'p SlicedPass {
+        self.device.tell_slices(&slices.pass.load, &slices.why);
+        slices.pass
     }
 
     /// Hands a block on slice by slice, behind its experts.

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::sliced::SlicedPass;
+use super::sliced::{SlicedPass, Slices};
 use super::watch::Watch;
 use super::{Backend, BackendError, Planned, State};
 use crate::abi::graph::Graph;
@@ -45,13 +45,26 @@ impl Backend {
         graph: Graph<'_>,
         nodes: &[Tensor<'_>],
         planned: &Planned,
-        (fetch, sliced): (bool, Option<&SlicedPass>),
+        (fetch, sliced): (bool, Option<Slices<'_>>),
     ) -> Option<Result<Status, BackendError>> {
         let steps: Vec<Option<Block<'_>>> = planned.plan.steps.iter().map(|step| brought(nodes, step)).collect();
         let is_brought = steps.iter().map(Option::is_some).collect();
         let blocks: Vec<Block<'_>> = steps.into_iter().flatten().collect();
         let had = self.device.has_ring();
-        let mut ring = self.device.take_ring(stage::needs(self.device, nodes, &blocks)?)?;
+        let needs = stage::needs(self.device, nodes, &blocks)?;
+        let mut ring = self.device.take_ring(needs)?;
+        // A slice needs all experts of its block.
+        let slices = sliced.as_ref().filter(|_| ring.shape().unit == Unit::Layer);
+        if slices.is_none() && sliced.is_some() {
+            // What all tokens take comes first, and the ring gets what is left, as if slices had not been thought of.
+            self.inner.synchronize();
+            self.device.put_ring(ring);
+            self.device.drop_ring();
+            if let Err(error) = self.bring_rest(state, graph.key(), planned) {
+                return Some(Err(error.into()));
+            }
+            ring = self.device.take_ring(needs)?;
+        }
         let Some(parts) = stage::brought(self.device, nodes, &blocks, ring.shape().unit) else {
             self.device.put_ring(ring);
             return None;
@@ -67,17 +80,12 @@ impl Backend {
             blocks.first().and_then(|(_, products)| nodes[*products.first()?].source(2)).map(|ids| ids.ne()[1]);
         let tokens = tokens.and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or(0);
         let watch = Watch::new(self.device, ring.shape(), &parts, tokens);
-        // A slice needs all experts of its block.
-        let slices = sliced.filter(|_| ring.shape().unit == Unit::Layer);
-        let rest = match slices {
-            Some(_) => Ok(()),
-            None => self.bring(state, graph.key(), &planned.touches),
-        };
+        let slices = slices.map(|slices| self.tell_slices(slices));
         let mut pass = Pass { is_brought, ring: &mut ring, parts: &parts, cache: cache.as_mut(), watch, slices };
-        let outcome = match rest {
-            Err(error) => Err(error.into()),
-            Ok(()) if fetch => self.run_fetched(state, graph, nodes, planned, &mut pass),
-            Ok(()) => self.run_brought(state, graph, nodes, planned, &mut pass),
+        let outcome = if fetch {
+            self.run_fetched(state, graph, nodes, planned, &mut pass)
+        } else {
+            self.run_brought(state, graph, nodes, planned, &mut pass)
         };
         let good = matches!(outcome, Ok(Status::SUCCESS));
         if let Some(watch) = pass.watch.filter(|_| good) {

@@ -45,7 +45,7 @@ pub(super) const SLICE_TOKENS: Key = Key {
     default: "auto",
     unit: "tokens",
     range: "auto, off, or 32 to 1000000000",
-    effect: "The most tokens that a block of experts computes at once in a pass whose experts are brought. A longer pass computes each block slice by slice, and what lies between its first product and the sum over its experts, most of the memory for computing in a long pass, is there for one slice only: so much less is taken from the cache. auto: as many as give each expert 128 rows, where that saves 64 MiB or more. off: all tokens at once.",
+    effect: "The most tokens that a block of experts computes at once in a pass whose experts are brought. A longer pass computes each block slice by slice, and what lies between its first product and the sum over its experts, most of the memory for computing in a long pass, is there for one slice only: so much less is taken from the cache. auto: as many as give each expert 256 rows, where that saves 64 MiB or more and the link is what the pass waits for, by the figures that are told; and where there is no memory for all tokens at once. off: all tokens at once.",
     reason: "Each expert that the cache keeps does not come over the link. Shorter slices would be computed slower; a slice rounds as a micro-batch (-ub) of its length does.",
     test_only: false,
     apply: |config, value| {

@@ -148,16 +148,13 @@ impl Device {
         self.config.slice_tokens
     }
 
-    /// Whether a pass that may run in slices is to do so: where the link is what it waits for, and so what the cache holds counts for more than
+    /// Why a pass that may run in slices is to do so, if it is: where the link is what it waits for, and so what the cache holds counts for more than
     /// how fast kernels are. `lacks` is what must come for it at once and in slices, in bytes.
-    pub(crate) fn wants_slices(&self, load: &PassLoad, lacks: [usize; 2]) -> bool {
+    pub(crate) fn wants_slices(&self, load: &PassLoad, lacks: [usize; 2]) -> Option<String> {
         match self.config.slice_tokens {
-            SliceTokens::Off => return false,
-            SliceTokens::Most(_) => {
-                self.tell_slices(load, "slice-tokens");
-                return true;
-            }
-            SliceTokens::Auto if self.choice().is_near || load.saved < LEAST_SAVED => return false,
+            SliceTokens::Off => return None,
+            SliceTokens::Most(_) => return Some("slice-tokens".to_owned()),
+            SliceTokens::Auto if self.choice().is_near || load.saved < LEAST_SAVED => return None,
             SliceTokens::Auto => {}
         }
         if self.rates().link.is_none() && self.expert_settings().measures() {
@@ -176,8 +173,7 @@ impl Device {
             "slice-tokens=auto: experts come in {whole:.0} ms at {rate:.1} GB/s, in slices in {sliced:.0}; computing takes about {computing:.0}"
         );
         if (computing * SLICED).max(sliced) < computing.max(whole) {
-            self.tell_slices(load, &why);
-            return true;
+            return Some(why);
         }
         if self.passes.told_whole.swap(load.tokens, Ordering::Relaxed) != load.tokens {
             let tokens = load.tokens;
@@ -186,7 +182,7 @@ impl Device {
                 self.label()
             ));
         }
-        false
+        None
     }
 
     /// Tells that experts are computed in slices, and why: the first time, and in more detail when the length is another than before.
@@ -201,7 +197,7 @@ impl Device {
             self.label(),
             saved >> 20
         );
-        if before == 0 { log::notice(&line) } else { log::info(&line) }
+        if before == 0 { log::notice(&line) } else { log::debug(&line) }
     }
 
     /// A pass takes the ring.
