@@ -7,6 +7,8 @@ mod checks;
 use std::fs;
 use std::path::Path;
 
+use ggml_moe::config::{KEYS, parse};
+
 /// Runs a check over every file of its folder, and over all beginnings of each file.
 fn corpus(name: &str, check: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(name);
@@ -22,6 +24,19 @@ fn corpus(name: &str, check: fn(&[u8])) {
 #[test]
 fn settings() {
     corpus("settings", checks::settings);
+}
+
+/// A fuzz target finds what is near its corpus: every key stands there with a value that is taken.
+#[test]
+fn settings_name_every_key() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus/settings");
+    let given: Vec<&str> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| fs::read(entry.unwrap().path()).unwrap())
+        .flat_map(|data| parse(&String::from_utf8_lossy(&data)).0.given)
+        .collect();
+    let missing: Vec<&str> = KEYS.iter().map(|key| key.name).filter(|name| !given.contains(name)).collect();
+    assert_eq!(missing, Vec::<&str>::new());
 }
 
 #[test]

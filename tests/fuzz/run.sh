@@ -61,10 +61,14 @@ for target in "${targets[@]}"; do
     echo "fuzz: $target: $(sed -n 's/^Done \([0-9]*\) runs in \([0-9]*\).*/\1 inputs in \2 s/p' <<< "$line")"
   else
     tail -n 30 "$out/$target.log"
+    # In the words of Rust's test programs, so that .ci/test.sh tells what failed: the rule that was broken, and the input that broke it.
+    echo "---- fuzz::$target stdout ----"
+    grep -m 1 -A 3 ' panicked at ' "$out/$target.log" || true
+    echo "Error: $(grep -hE '^(SUMMARY|Base64):|ERROR: ' "$out/$target.log" "$out/$target.failed" | tr '\n' ' ' || true)"
     echo "fuzz: $target: FAILED"
     failed=$((failed + 1))
   fi
 done
-# In the words of Rust's test programs, so that .ci/test.sh counts it with them.
+# So that .ci/test.sh counts it with Rust's test programs.
 echo "test result: $([ "$failed" = 0 ] && echo ok || echo FAILED). $passed passed; $failed failed;"
 [ "$failed" = 0 ]
