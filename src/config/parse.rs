@@ -175,6 +175,7 @@ fn pairs(text: &str, notices: &mut Vec<Notice>) -> Vec<(String, String)> {
             let piece = piece.trim();
             match piece.split_once('=') {
                 Some((name, value)) => {
+                    close(&mut pairs, open);
                     pairs.push((name.trim().to_owned(), value.trim().to_owned()));
                     open = true;
                 }
@@ -188,14 +189,16 @@ fn pairs(text: &str, notices: &mut Vec<Notice>) -> Vec<(String, String)> {
                 },
             }
         }
-        // "inner=CPU," is a slip of the pen, not an empty second name.
-        if let Some((_, value)) = pairs.last_mut().filter(|_| open) {
-            while value.ends_with(',') {
-                value.pop();
-            }
-        }
+        close(&mut pairs, open);
     }
     pairs
+}
+
+/// Nothing more continues the last value: "inner=CPU," is a slip of the pen, not an empty second name.
+fn close(pairs: &mut [(String, String)], open: bool) {
+    if let Some((_, value)) = pairs.last_mut().filter(|_| open) {
+        value.truncate(value.trim_end_matches(',').len());
+    }
 }
 
 /// The key within a third of its length of edits, if any.
@@ -278,6 +281,7 @@ mod tests {
     fn trailing_comma_is_forgiven() {
         let given = vec!["inner"];
         assert_eq!(parse("inner=CPU,"), (Config { inner: vec!["CPU".into()], given, ..Config::default() }, vec![]));
+        assert_eq!(parse("inner=CPU,,log=debug"), parse("inner=CPU;log=debug"), "also before another pair");
     }
 
     #[test]
