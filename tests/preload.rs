@@ -13,6 +13,8 @@ mod equal;
 mod hub;
 #[path = "preload/launched.rs"]
 mod launched;
+#[path = "preload/masks.rs"]
+mod masks;
 #[path = "preload/memory.rs"]
 mod memory;
 #[path = "preload/planned.rs"]

@@ -37,3 +37,11 @@ extern "C" int ggml_moe_graph_compute(int (*function)(void *, void *), void * ba
                                       size_t room) {
     return caught<int>(failed, what, room, [=] { return function(backend, graph); });
 }
+
+extern "C" int ggml_moe_fill_mask(void (*function)(const void *, void *, const void *, bool), const void * cache, void * mask,
+                                  const void * tokens, int causal, char * what, size_t room) {
+    return caught<int>(0, what, room, [=] {
+        function(cache, mask, tokens, causal != 0);
+        return 1;
+    });
+}

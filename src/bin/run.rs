@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
+use std::num::NonZero;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -51,7 +52,9 @@ pub(crate) fn run(asked: &RunArguments) -> Result<Answer, CommandError> {
     }
     let library = helped(&path, asked.plugin.as_deref());
     let words: Vec<String> = [path.display().to_string()].into_iter().chain(words(asked, rest)).collect();
-    let flags = flags::of_program(&words, |name| std::env::var(name).ok());
+    let mut flags = flags::of_program(&words, |name| std::env::var(name).ok());
+    let config = flags.config();
+    flags.usage.preload(&config, std::thread::available_parallelism().map_or(1, NonZero::get));
     let mut text = String::new();
     if asked.plan_only {
         // Nobody else will tell them.

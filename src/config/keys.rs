@@ -175,6 +175,7 @@ pub static KEYS: &[Key] = &[
     experts::LINK_GBS,
     preload::PASS_TOKENS,
     preload::EQUAL_PASSES,
+    preload::MASK_THREADS,
     Key {
         name: "socket",
         default: "auto",

@@ -59,6 +59,7 @@ const CASES: &[Case] = &[
     case("link-gbs", &["12.5"], &["off", "0"]),
     case("pass-tokens", &["host", "4096"], &["auto", "many"]),
     case("equal-passes", SWITCH, NO_SWITCH),
+    case("mask-threads", &["auto", "1", "8"], &["0", "1025", "off"]),
     text("socket", "/", &["off", "auto", "/tmp/a.sock"], &["on", "moe.sock"]),
     case("replay", &["qwen3-30b", "uniform"], &["QWEN3", "none"]),
     text("timeline", "/", &["/tmp/a.jsonl"], &["a.jsonl", "off"]),

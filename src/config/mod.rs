@@ -163,6 +163,8 @@ pub struct Config {
     pub pass_tokens: Option<u32>,
     /// Whether batches of a model that the preload helps are cut into passes of equal length.
     pub equal_passes: bool,
+    /// Threads that fill the mask of a long pass where the library is preloaded; `None` is as many as compute.
+    pub mask_threads: Option<u32>,
     /// Threads that compute experts in RAM; `None` is what the host uses.
     pub threads: Option<u32>,
     /// The same in passes of several tokens; `None` is as `threads`.
@@ -220,6 +222,7 @@ impl Default for Config {
             lend: true,
             pass_tokens: None,
             equal_passes: true,
+            mask_threads: None,
             threads: None,
             prompt_threads: None,
             experts: ExpertSettings::default(),

@@ -30,3 +30,20 @@ pub(super) const EQUAL_PASSES: Key = Key {
     test_only: false,
     apply: |config, value| store(&mut config.equal_passes, switch(value)),
 };
+
+pub(super) const MASK_THREADS: Key = Key {
+    name: "mask-threads",
+    default: "auto",
+    unit: "threads",
+    range: "auto, or 1 to 1024",
+    effect: "With LD_PRELOAD and llama.cpp b11434: threads that fill the mask of attention before a long pass of one text over a MoE device, which llama.cpp does by one. The cells are the same. auto: as many as prompt-threads or threads say, or the host's -t, or all processors; 16 at most. 1 leaves it to llama.cpp.",
+    reason: "The GPU waits meanwhile: a mask of 12288 tokens takes one thread a quarter of a second.",
+    test_only: false,
+    apply: |config, value| {
+        config.mask_threads = match value {
+            "auto" => None,
+            number => Some(number.parse().ok().filter(|threads| (1..=1024).contains(threads)).ok_or(())?),
+        };
+        Ok(())
+    },
+};

@@ -81,7 +81,8 @@ fn with_slices(
     cache::cache(&model, &machine, &[&machine.cards[0]], &usage, (tokens, batch), 16).unwrap().prompt.rate
 }
 
-const PLAIN: Ways = Ways { pageable: false, used_only: false, slow_inputs: None, stream_from: None, sliced: false };
+const PLAIN: Ways =
+    Ways { pageable: false, used_only: false, slow_inputs: None, stream_from: None, sliced: false, mask_threads: None };
 
 /// "Long prompts at the same memory", all micro-batches: docs/measurements/2026-11-30-h200-prompts-45.json and -20.json.
 #[test]

@@ -7,7 +7,7 @@ use super::choose::LoadMode;
 use super::model::Model;
 use super::prompts::Ways;
 use super::{MIB, whole};
-use crate::config::{CacheSize, SliceTokens};
+use crate::config::{CacheSize, Config, SliceTokens};
 use crate::explicit::Standing;
 use crate::model::types::Type;
 
@@ -124,12 +124,28 @@ impl Default for Usage {
     }
 }
 
+/// More threads that fill a mask only wait for the memory that is written.
+const MOST_MASK_THREADS: usize = 16;
+
 /// The longest prompt for which passes are chosen: a longer one takes more of the same passes.
 const LONG_PROMPT: u64 = 12_288;
 /// Answers for which they are weighed.
 const ANSWER: u64 = 512;
 
 impl Usage {
+    /// The program runs with the library preloaded, on so many processors: masks of its long passes are filled by the threads of `mask-threads`, by those
+    /// that compute prompts in RAM (`prompt-threads`, `threads`, the host's `-t`), or by as many as there are processors.
+    pub fn preload(&mut self, config: &Config, processors: usize) {
+        let computing = config.prompt_threads.or(config.threads).map(u64::from).or(self.threads);
+        let threads = match (config.mask_threads, computing) {
+            (Some(threads), _) => usize::try_from(threads).unwrap_or(usize::MAX),
+            (None, computing) => computing
+                .map_or(processors, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
+                .min(MOST_MASK_THREADS),
+        };
+        self.ways.mask_threads = u32::try_from(threads.clamp(1, processors.max(1))).ok();
+    }
+
     /// Tokens of the prompt and of the answer for which speed is weighed against memory.
     pub fn request(&self) -> (u64, u64) {
         self.request.unwrap_or_else(|| (LONG_PROMPT.min(self.context.unwrap_or(LONG_PROMPT)).max(1), ANSWER))
@@ -149,5 +165,29 @@ impl Usage {
     pub fn bytes(&self, values: u64, kind: usize) -> u64 {
         let (per, bytes) = self.types[kind.min(1)];
         whole(values as f64 * bytes as f64 / per.max(1) as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    #[test]
+    fn masks_are_filled_by_the_threads_that_were_given() {
+        let of = |settings: &str, host: Option<u64>, processors: usize| {
+            let mut usage = Usage { threads: host, ..Usage::default() };
+            usage.preload(&config::parse(settings).0, processors);
+            usage.ways.mask_threads
+        };
+        assert_eq!(of("", None, 8), Some(8));
+        assert_eq!(of("", None, 64), Some(16));
+        assert_eq!(of("", Some(6), 64), Some(6), "-t");
+        assert_eq!(of("", Some(6), 4), Some(4), "no more than there are");
+        assert_eq!(of("threads=3", Some(6), 64), Some(3));
+        assert_eq!(of("threads=3;prompt-threads=5", Some(6), 64), Some(5));
+        assert_eq!(of("mask-threads=32", Some(6), 64), Some(32), "the key wins");
+        assert_eq!(of("mask-threads=1", Some(6), 64), Some(1));
+        assert_eq!(of("", Some(0), 0), Some(1));
     }
 }

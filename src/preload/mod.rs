@@ -11,9 +11,11 @@ mod agreement;
 mod decision;
 pub(crate) mod equal;
 mod help;
+pub(crate) mod masks;
 mod planned;
 
 use std::collections::HashMap;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -48,6 +50,8 @@ struct Asked {
     /// One of our devices is named, or devices are listed.
     named: bool,
     equal_passes: bool,
+    /// Threads that fill the mask of a long pass.
+    mask_threads: usize,
 }
 
 /// Decisions about models whose load was tried without loading; taken by the load that follows.
@@ -94,9 +98,11 @@ pub(crate) fn start(arguments: &[&[u8]]) -> Option<Vec<usize>> {
     }
     let config = entry::settings_of_process();
     let words: Vec<String> = kept.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
-    let flags = flags::of_program(&words, variable);
+    let mut flags = flags::of_program(&words, variable);
+    flags.usage.preload(config, std::thread::available_parallelism().map_or(1, NonZero::get));
     let asked = Asked {
         wishes: Wishes::of(words.first().map_or("", String::as_str), &flags, config),
+        mask_threads: flags.usage.ways.mask_threads.map_or(1, |threads| threads as usize),
         flags,
         named: read_request(&kept.join(&0), variable("LLAMA_ARG_DEVICE").as_deref(), None).named,
         equal_passes: config.equal_passes,

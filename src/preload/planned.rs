@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use crate::abi::llama::shares_masks;
 use crate::config::Config;
 use crate::device::Device;
 use crate::experts::{statefile::State, statefolder, statestore};
@@ -28,6 +29,9 @@ pub(super) fn advice(
     let mut usage = flags.usage.clone();
     // Parameters of the call may say what no flag did.
     usage.standing = standing(&flags.explicit, usage.cache_asked, call);
+    if !shares_masks() {
+        usage.ways.mask_threads = None;
+    }
     // What the host fetches is there before it loads anything.
     if let Some(draft) = flags.draft_file(&|name| std::env::var_os(name)) {
         usage.draft = Model::open(&draft).ok().map(|model| Draft { model });

@@ -3,22 +3,17 @@
 //! One like gpt-oss (128 experts, 4 used, MXFP4, biases on every expert, a clamped activation) and one like DeepSeek (256 experts, 8 used, a
 //! shared expert, a dense layer first). Weights are random: figures say nothing of language, but must be stock's.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Mutex;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::architectures;
 use crate::perplexity::figures;
 use crate::summary::largest;
+use crate::support::generated::{LIKE_GPT_OSS, model};
 use crate::support::process::{Finished, run};
 use crate::support::stock::{Side, tool};
-use crate::support::{fixture, kept_folder, making, package, text};
+use crate::support::{fixture, text};
 
-const LIKE_GPT_OSS: [&str; 16] = [
-    "--arch", "gpt-oss", "--layers", "4", "--embd", "256", "--ff", "128", "--heads", "4", "--kv", "2", "--hd", "64",
-    "--vocab", "1024",
-];
 const LIKE_DEEPSEEK: [&str; 20] = [
     "--arch",
     "deepseek2",
@@ -41,21 +36,6 @@ const LIKE_DEEPSEEK: [&str; 20] = [
     "--vocab",
     "1024",
 ];
-
-/// Makes a model, again when the script is newer.
-pub(crate) fn model(name: &str, shape: &[&str]) -> PathBuf {
-    static MODELS: Mutex<()> = Mutex::new(());
-    let _making = making(&MODELS);
-    let script = package().join("tests/gpu/synth_moe.py");
-    let path = kept_folder("models").join(format!("{name}.gguf"));
-    let time = |path: &PathBuf| path.metadata().and_then(|data| data.modified()).ok();
-    if time(&path) < time(&script) {
-        let part = path.with_extension("part");
-        run(Command::new("python3").arg(&script).arg(&part).args(shape), Duration::from_secs(120)).success();
-        std::fs::rename(&part, &path).expect("a folder for models");
-    }
-    path
-}
 
 fn one_token_per_pass(side: Side<'_>, model: &Path) -> Finished {
     let mut command = tool("llama-perplexity", side, model, 1);

@@ -11,8 +11,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::perplexity::{figures, perplexity};
-use crate::shapes::model;
 use crate::summary::{largest, ran_in_blocks};
+use crate::support::generated::model;
 use crate::support::process::{Finished, run};
 use crate::support::stock::{Side, tool};
 use crate::support::{fixture, package, text};

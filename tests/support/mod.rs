@@ -6,6 +6,7 @@
 
 pub mod derived;
 pub mod doctored;
+pub mod generated;
 pub mod gguf;
 pub mod http;
 pub mod process;

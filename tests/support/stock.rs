@@ -164,7 +164,7 @@ pub fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
         let mut cc = Command::new(compiler);
         cc.args([standard, "-O1", "-Wall", "-Wextra", "-Werror"]).args(flags).arg("-o").arg(&output).arg(&source);
         cc.arg("-I").arg(headers.join("include")).arg("-I").arg(headers.join("ggml/include"));
-        cc.arg("-isystem").arg(headers.join("ggml/src"));
+        cc.arg("-isystem").arg(headers.join("ggml/src")).arg("-isystem").arg(headers.join("src"));
         cc.arg("-Wl,--as-needed").arg("-L").arg(bin).arg(format!("-Wl,-rpath,{}", bin.display())).args([
             "-lllama",
             "-lggml",

@@ -76,7 +76,10 @@ macro_rules! before {
 }
 
 mod equal;
+mod mask;
 pub(crate) mod params;
+
+pub(crate) use mask::shares_masks;
 
 before! {
     /// Takes our arguments out of the program's before its `main` runs.
@@ -209,7 +212,7 @@ unsafe extern "C" fn init_context(_registers: *mut Registers, stack: *mut u8) ->
             // SAFETY: the caller passes parameters of a context by value.
             && let Some(mut params) = unsafe { ContextParams::of(stack) }
         {
-            let equal = preload::wants_equal_passes() && params.is_whole() && equal::functions().is_some();
+            let equal = preload::wants_equal_passes() && params::is_whole_context() && equal::functions().is_some();
             preload::init(&mut params, equal);
             if equal && !params.reads_more() {
                 watched = Some(equal::making());

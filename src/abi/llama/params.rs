@@ -86,6 +86,13 @@ const EMBEDDINGS: usize = 128;
 const HOST_BATCH: u32 = 2048;
 const HOST_MICRO_BATCH: u32 = 512;
 
+/// Whether the whole layout of a context's parameters is known, not only the first fields.
+pub(super) fn is_whole_context() -> bool {
+    static WHOLE: OnceLock<bool> = OnceLock::new();
+    let whole = || Defaults::of(c"llama_context_default_params").is_some_and(|it| it.is_whole_context());
+    *WHOLE.get_or_init(whole)
+}
+
 /// A caller's parameters of a model.
 pub(crate) struct ModelParams {
     base: *mut u8,
@@ -202,13 +209,6 @@ impl ContextParams {
         // SAFETY: the third field.
         let micro_batch = unsafe { self.base.wrapping_add(2).read_unaligned() };
         (batch, micro_batch) == (HOST_BATCH, HOST_MICRO_BATCH)
-    }
-
-    /// Whether the whole layout is known, not only the first fields.
-    pub(super) fn is_whole(&self) -> bool {
-        static WHOLE: OnceLock<bool> = OnceLock::new();
-        let whole = || Defaults::of(c"llama_context_default_params").is_some_and(|it| it.is_whole_context());
-        *WHOLE.get_or_init(whole)
     }
 
     /// Whether more than the outputs of batches is read of the context, or it is one of a special type. Only where the layout is known.

@@ -46,6 +46,7 @@ pub fn written(config: &Config) -> String {
         lend,
         pass_tokens,
         equal_passes,
+        mask_threads,
         threads,
         prompt_threads,
         experts,
@@ -97,6 +98,7 @@ pub fn written(config: &Config) -> String {
     pairs.switch("lend", *lend);
     pairs.put_some("pass-tokens", *pass_tokens);
     pairs.switch("equal-passes", *equal_passes);
+    pairs.put_some("mask-threads", *mask_threads);
     pairs.put_some("threads", *threads);
     pairs.put_some("prompt-threads", *prompt_threads);
     put_experts(&mut pairs, experts);

@@ -1,0 +1,119 @@
+//! How the mask of a long pass is shared out: into how many parts, by how many threads, and whether the host's function may be called for parts.
+//!
+//! Owns: the cut, and what the check of the host's function found. Invariants: every token is in one part; nothing is shared out before a check
+//! that could have failed. Threads: any. Does not: know the host's types or call its function (`abi::llama::mask` does),
+//! or choose the number of threads (`planner::usage` does, because it is part of a prediction).
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use super::ASKED;
+
+/// Cells of a mask from which on threads are worth their start: the host needs some milliseconds for so many.
+const LEAST_CELLS: usize = 1 << 21;
+/// Parts for each thread, because the first ones of a prompt take longer: all cells from their own position on may differ between tokens.
+const PARTS: usize = 4;
+/// Tokens of a part: its first one is compared with every cell.
+const LEAST_PART: usize = 32;
+
+/// What is known of the host's function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Nothing yet.
+    Unknown,
+    /// Called for a part it writes what it writes there when called for all.
+    Checked,
+    /// It does not, or failed.
+    Refused,
+}
+
+static TRUST: AtomicU8 = AtomicU8::new(0);
+
+/// What is known of the host's function in this process.
+pub(crate) fn trust() -> Trust {
+    match TRUST.load(Ordering::Acquire) {
+        0 => Trust::Unknown,
+        1 => Trust::Checked,
+        _ => Trust::Refused,
+    }
+}
+
+/// The check succeeded or not; what was refused once stays so.
+pub(crate) fn note_check(equal: bool) {
+    let found = if equal { 1 } else { 2 };
+    let _ = TRUST.fetch_max(found, Ordering::AcqRel);
+}
+
+/// Whether any mask is to be shared out.
+pub(crate) fn is_wanted() -> bool {
+    ASKED.get().is_some_and(|asked| asked.mask_threads > 1)
+}
+
+/// Threads for a mask of so many tokens and cells for each; `None` where the host fills it alone.
+pub(crate) fn threads(tokens: usize, cells: usize) -> Option<usize> {
+    let wanted = ASKED.get()?.mask_threads;
+    (tokens.saturating_mul(cells) >= LEAST_CELLS && wanted > 1).then_some(wanted)
+}
+
+/// Tokens of each part.
+pub(crate) fn part(tokens: usize, threads: usize) -> usize {
+    tokens.div_ceil(threads.saturating_mul(PARTS).max(1)).max(LEAST_PART)
+}
+
+/// The positions of some tokens: of all their first positions, all their second ones, and so on.
+pub(crate) fn positions(all: &[i32], tokens: usize, part: &Range<usize>) -> Vec<i32> {
+    all.chunks(tokens.max(1)).filter_map(|section| section.get(part.clone())).flatten().copied().collect()
+}
+
+/// Tokens whose rows the check compares: the first, some in the middle and the last ones, each range a call of its own.
+pub(crate) fn samples(tokens: usize) -> Vec<Range<usize>> {
+    let length = (tokens / 2).min(LEAST_PART);
+    let mut starts = vec![0, (tokens - length) / 2, tokens - length];
+    starts.dedup();
+    starts.into_iter().filter(|_| length > 0).map(|start| start..start + length).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_was_refused_stays_so() {
+        assert_eq!(trust(), Trust::Unknown);
+        note_check(true);
+        assert_eq!(trust(), Trust::Checked);
+        note_check(false);
+        note_check(true);
+        assert_eq!(trust(), Trust::Refused);
+    }
+
+    #[test]
+    fn positions_keep_their_sections() {
+        let all = [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23];
+        assert_eq!(positions(&all, 4, &(1..3)), [1, 2, 11, 12, 21, 22]);
+        assert_eq!(positions(&all[..4], 4, &(0..4)), [0, 1, 2, 3]);
+        assert_eq!(positions(&[], 0, &(0..0)), Vec::<i32>::new());
+    }
+
+    proptest! {
+        #[test]
+        fn samples_lie_in_the_mask_and_do_not_all_begin_at_its_start(tokens in 0_usize..20_000) {
+            let samples = samples(tokens);
+            prop_assert_eq!(samples.is_empty(), tokens < 2);
+            for rows in &samples {
+                prop_assert!(rows.end <= tokens && !rows.is_empty() && rows.len() <= LEAST_PART);
+            }
+            prop_assert!(tokens < 2 || samples.iter().any(|rows| rows.start > 0));
+            prop_assert!(tokens < 2 || samples.last().is_some_and(|rows| rows.end == tokens));
+        }
+
+        #[test]
+        fn parts_are_enough_for_all_threads(tokens in 1_usize..70_000, threads in 1_usize..64) {
+            let part = part(tokens, threads);
+            prop_assert!(part >= LEAST_PART);
+            prop_assert!(tokens.div_ceil(part) <= threads * PARTS);
+            prop_assert!(part == LEAST_PART || tokens.div_ceil(part) >= threads.min(tokens / LEAST_PART));
+        }
+    }
+}
