@@ -15,16 +15,20 @@ EVAL_TEXT = ROOT / "tests/fixtures/eval.txt"
 
 
 class Side:
-    """Which device runs the model, and with which keys of the plugin."""
+    """Which device runs the model, with which keys of the plugin, and whether that is preloaded or opened by the host."""
 
-    def __init__(self, name, device, keys=None):
-        self.name, self.device, self.keys = name, device, keys
+    def __init__(self, name, device, keys=None, preloaded=False):
+        self.name, self.device, self.keys, self.preloaded = name, device, keys, preloaded
 
     def with_keys(self, keys):
         """The same with other keys; one that is there already is replaced."""
         names = {pair.split("=")[0] for pair in keys.split(";")}
         kept = [pair for pair in self.keys.split(";") if pair.split("=")[0] not in names]
-        return Side(f"{self.name} {keys}", self.device, ";".join([*kept, keys]))
+        return Side(f"{self.name} {keys}", self.device, ";".join([*kept, keys]), self.preloaded)
+
+    def preload(self):
+        """The same, preloaded: the device is named all the same, so nothing is planned, but what only the preload can do is done."""
+        return Side(f"{self.name}, preloaded", self.device, self.keys, True)
 
 
 class Finished:
@@ -143,7 +147,10 @@ class Machine:
         # llama.cpp's tools do not wait for their own log at exit; this library does.
         env["LD_PRELOAD"] = " ".join(str(self.pack / name) for name in (*preload, "flush_log.so"))
         if side is not None and side.keys is not None:
-            env["GGML_BACKEND_PATH"] = str(self.plugin)
+            if side.preloaded:
+                env["LD_PRELOAD"] = f"{self.plugin} {env['LD_PRELOAD']}"
+            else:
+                env["GGML_BACKEND_PATH"] = str(self.plugin)
             # What one run learned must not change the next one.
             env["GGML_MOE"] = side.keys if "state-file" in side.keys else f"{side.keys};state-file=off"
         return env

@@ -2,7 +2,7 @@
 
 The same memory: a budget is what stock takes with passes of 512 tokens (dense weights, context, computing) and the share of the experts. Ours
 keeps to it by vram-budget-mb, whatever its passes are. For stock, what a larger micro-batch takes for computing more than one of 512 is
-taken from its experts: -ncmoe is larger by so many layers. Stock's experts lie in pinned memory (-lm none, as it advises itself) where
+taken from its experts: -ncmoe is larger by so many layers. Ours is preloaded, as users have it; a row tells what the same is when the host opens it. Stock's experts lie in pinned memory (-lm none, as it advises itself) where
 nothing else is said.
 """
 import json
@@ -11,6 +11,8 @@ import os
 import re
 import statistics
 import sys
+
+from host import Side
 
 EXPERTS_MIB, LAYERS = 15552, 48  # of the 30B-A3B shape
 LAYER_MIB = EXPERTS_MIB / LAYERS
@@ -109,7 +111,7 @@ def stock_layers(vram, share, passes):
 def our_side(machine, sizes, vram, share, *keys):
     cache = sizes.cache_mib(share)
     budget = 64 if machine.dry else math.ceil(vram.beside_mib + vram.computing_mib(512) + cache)
-    return machine.ours.with_keys(";".join([f"cache={cache}", f"vram-budget-mb={budget}", "vram-reserve-mb=0", *keys])), budget
+    return machine.ours.preload().with_keys(";".join([f"cache={cache}", f"vram-budget-mb={budget}", "vram-reserve-mb=0", *keys])), budget
 
 
 def link_gbs(machine):
@@ -187,7 +189,13 @@ def prompts(machine, results):
         results.add("prompts", f"ours, {percent}, budget {budget} MiB", counts.get("blocks", 0) > 0,
                     "; ".join(f"pp{prompt} " + ", ".join(f"{rate(ours[prompt, size]):.0f}" for size in passes if (prompt, size) in ours)
                               for prompt in sizes.prompts) + f" t/s at -ub {passes}; {counts}", "MoE blocks", samples=kept(ours),
-                    lines=[line for line in done.plugin_lines() if "cache" in line][:8])
+                    lines=[line for line in done.plugin_lines() if "cache" in line or "the mask of" in line][:9])
+        if share > 0.4:
+            opened = Side(side.name, side.device, side.keys)
+            _, found = measure(machine, opened, [long], passes[1::2], repeats=2)
+            for size in passes[1::2]:
+                ratio_row(results, "prompts", f"pp{long}, {percent}, -ub {size}, preloaded", rate(ours[long, size]), rate(found.get((long, size), [0.0])),
+                          0.98, "the same opened by GGML_BACKEND_PATH", machine, samples=kept(found))
         if share < 0.4:
             limit = bound(vram, share, link_gbs(machine), long)
             wanted = min(0.8 * vram.rate, 0.9 * limit)
@@ -247,21 +255,22 @@ def slow(machine, results):
         ratio_row(results, "slow-prompts", f"{gbs} GB/s, stock's best", mine, fastest[1], 1.5, f"stock -ub {fastest[0]}", machine, found=found)
         limit = bound(vram, share, theirs_gbs or gbs, long)
         ratio_row(results, "slow-prompts", f"{gbs} GB/s, bound", mine, limit, 0.8, f"the bound (ours at -ub {chosen})", machine)
-        within(results, f"{gbs} GB/s, within the pass", path, ours_gbs or gbs, long, ours.get((long, long), []))
+        within(results, f"{gbs} GB/s, within the pass", path, ours_gbs or gbs, long, ours.get((long, long), []), done)
 
 
-def within(results, name, path, gbs, tokens, samples):
+def within(results, name, path, gbs, tokens, samples, done):
     """What of a prompt that is one pass is the pass, what that could be with what it brought, and what the host does in front of it."""
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     last = next((line for line in reversed(lines) if line["tokens"] == tokens), None)
     if last is None or not samples:
         results.add("slow-prompts", name, None, "no pass was written")
         return
+    told = next((line.split("the mask of ")[1] for line in done.plugin_lines() if "the mask of " in line), "llama.cpp alone fills the mask")
     span, copy, compute = (last[f"{part}_us"] / 1000 for part in ("span", "copy", "compute"))
     link, whole = last["ram_bytes"] / gbs / 1e6, 1000 * tokens / samples[-1]
     results.add("slow-prompts", name, None,
                 f"{max(link, compute) / span:.2f} of its own bound: {span:.0f} ms; copy {copy:.0f} for {last['ram_bytes'] / 1e6:.0f} MB, {link:.0f} at "
-                f"{gbs} GB/s; compute {compute:.0f}; the whole prompt {whole:.0f}, so {whole - span:.0f} outside of it (the host's mask and inputs)",
+                f"{gbs} GB/s; compute {compute:.0f}; the whole prompt {whole:.0f}, so {whole - span:.0f} outside of it (the host's mask and inputs); {told}",
                 span_ms=span, copy_ms=copy, compute_ms=compute, whole_ms=whole, ram_bytes=last["ram_bytes"])
 
 
