@@ -60,6 +60,16 @@ fn ids() {
 }
 
 #[test]
+fn arguments() {
+    corpus("arguments", checks::arguments);
+}
+
+#[test]
+fn state() {
+    corpus("state", checks::state);
+}
+
+#[test]
 fn gguf() {
     corpus("gguf", checks::gguf);
 }

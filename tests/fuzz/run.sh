@@ -12,7 +12,7 @@ cd "$root/tests/fuzz"
 seconds=${1:?usage: run.sh SECONDS [TARGET...], or run.sh --build}
 shift
 targets=("$@")
-[ $# -gt 0 ] || targets=(settings request memory names ids gguf)
+[ $# -gt 0 ] || targets=(settings request memory names ids gguf arguments state)
 host=x86_64-unknown-linux-gnu
 
 if ! compgen -G "$(rustc +nightly --print target-libdir --target "$host" 2> /dev/null)/librustc*_rt.asan.a" > /dev/null; then

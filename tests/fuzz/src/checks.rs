@@ -5,7 +5,9 @@
 
 mod written;
 
+use ggml_moe::arguments;
 use ggml_moe::config::{Config, Notice, parse};
+use ggml_moe::experts::statefile::State;
 use ggml_moe::ids::Ids;
 use ggml_moe::model::gguf::{Header, Value};
 use ggml_moe::model::moe::MoeShape;
@@ -125,6 +127,50 @@ pub fn ids(data: &[u8]) {
         }
         (Err(_), None) => {}
         (got, wanted) => panic!("{got:?}, not {wanted:?}"),
+    }
+}
+
+/// The arguments of a process, of which ours are taken out.
+pub fn arguments(data: &[u8]) {
+    let words: Vec<&[u8]> = data.split(|byte| *byte == 0).collect();
+    let found = arguments::read(&words);
+    assert_eq!(found.kept.first(), Some(&0), "the program has no name any more");
+    assert!(found.kept.is_sorted_by(|a, b| a < b) && found.kept.last().is_none_or(|last| *last < words.len()));
+    let ours = words.len() - found.kept.len();
+    assert!(found.settings.len() + found.faults.len() <= ours, "{found:?} out of {ours} words");
+    assert!(ours > 0 || !(found.help || found.off), "{found:?} out of nothing");
+    for word in words.iter().skip(1).filter(|word| word.starts_with(b"--moe=")) {
+        assert!(found.kept.iter().all(|at| words[*at] != *word || is_value_of(&words, *at)), "{found:?}");
+    }
+    for fault in &found.faults {
+        assert!(fault.len() <= LONGEST_LINE && !fault.contains(char::is_control), "{fault:?}");
+    }
+}
+
+/// Whether the word before takes any word behind it.
+fn is_value_of(words: &[&[u8]], at: usize) -> bool {
+    at == 0 || words.get(at - 1).is_some_and(|word| word.starts_with(b"--moe"))
+}
+
+/// The file of what was learned.
+pub fn state(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    match State::parse(&text) {
+        Ok(state) => {
+            let once = state.format();
+            let again = State::parse(&once).expect("what is written can be read");
+            assert_eq!(again.format(), once, "made of {text:?}");
+            // A state that is added to itself knows no more models.
+            let mut both = state.clone();
+            both.merge(&state);
+            assert_eq!(both.models.len(), state.models.len());
+            assert!(both.models.keys().eq(state.models.keys()));
+            State::parse(&both.format()).expect("what is merged can be read");
+        }
+        Err(error) => {
+            let line = error.to_string();
+            assert!(line.len() <= LONGEST_LINE && !line.contains(char::is_control), "{line:?}");
+        }
     }
 }
 
