@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::ASKED;
+use super::{ASKED, Asked, HELPED};
 
 /// Cells of a mask from which on threads are worth their start: the host needs some milliseconds for so many.
 const LEAST_CELLS: usize = 1 << 21;
@@ -44,9 +44,10 @@ pub(crate) fn note_check(equal: bool) {
     let _ = TRUST.fetch_max(found, Ordering::AcqRel);
 }
 
-/// Whether any mask is to be shared out.
+/// Whether any mask is to be shared out: only where a device of ours may compute.
 pub(crate) fn is_wanted() -> bool {
-    ASKED.get().is_some_and(|asked| asked.mask_threads > 1)
+    let ours = |asked: &Asked| asked.named || HELPED.load(Ordering::Relaxed);
+    ASKED.get().is_some_and(|asked| asked.mask_threads > 1 && ours(asked))
 }
 
 /// Threads for a mask of so many tokens and cells for each; `None` where the host fills it alone.

@@ -56,6 +56,8 @@ struct Asked {
 
 /// Decisions about models whose load was tried without loading; taken by the load that follows.
 static TRIED: Mutex<Option<HashMap<Vec<PathBuf>, Decision>>> = Mutex::new(None);
+/// A model of this process was given devices of ours.
+static HELPED: AtomicBool = AtomicBool::new(false);
 /// Tokens of a pass of the model that was loaded last; 0 is the host's choice.
 static PASS_TOKENS: AtomicU32 = AtomicU32::new(0);
 
@@ -157,6 +159,7 @@ pub(crate) fn load(files: &[PathBuf], params: &mut ModelParams) {
     let devices = if decision.helps { devices() } else { None };
     PASS_TOKENS.store(devices.and(decision.pass_tokens).unwrap_or(0), Ordering::Relaxed);
     if let Some(devices) = devices {
+        HELPED.store(true, Ordering::Relaxed);
         params.set_devices(devices);
         for (number, device) in reg::all().into_iter().enumerate() {
             device.plan_room(decision.beside.get(number).copied().unwrap_or(0));
