@@ -52,6 +52,9 @@ def arguments():
         if getattr(a, name) is None:
             setattr(a, name, default)
     a.arch = ARCHITECTURES.get(a.arch, a.arch)
+    least = len(vocabulary(0)[0])
+    if a.vocab < least:
+        parser.error(f"--vocab {a.vocab}: a vocabulary has {least} tokens at least")
     return a
 
 
