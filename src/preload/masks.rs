@@ -15,6 +15,10 @@ const LEAST_CELLS: usize = 1 << 21;
 const PARTS: usize = 4;
 /// Tokens of a part: its first one is compared with every cell.
 const LEAST_PART: usize = 32;
+/// What a row takes that is compared with every cell, in rows that are copied from another of the same sequence; timed with 3,500 cells.
+const COMPARED: usize = 8;
+/// As many sequences as the host can tell apart.
+const SEQUENCES: usize = 256;
 
 /// What is known of the host's function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +56,33 @@ pub(crate) fn is_wanted() -> bool {
 
 /// Threads for a mask of so many tokens and cells for each; `None` where the host fills it alone.
 pub(crate) fn threads(tokens: usize, cells: usize) -> Option<usize> {
-    let wanted = ASKED.get()?.mask_threads;
-    (tokens.saturating_mul(cells) >= LEAST_CELLS && wanted > 1).then_some(wanted)
+    of_wanted(ASKED.get()?.mask_threads, tokens, cells)
+}
+
+/// None is made without a part to fill: few tokens over many cells are a mask of each token that is generated.
+fn of_wanted(wanted: usize, tokens: usize, cells: usize) -> Option<usize> {
+    let threads = wanted.min(tokens / LEAST_PART);
+    (tokens.saturating_mul(cells) >= LEAST_CELLS && threads > 1).then_some(threads)
+}
+
+/// Whether so many threads should be done sooner than one, by the sequence of each token. The host's function compares the first token of each sequence
+/// with every cell and copies that row for the others; where tokens of many sequences take turns, parts have far more first tokens than the whole.
+pub(crate) fn pays(sequences: impl ExactSizeIterator<Item = i32>, threads: usize) -> bool {
+    let tokens = sequences.len();
+    let part = part(tokens, threads);
+    // The part in which each sequence was found last.
+    let mut last = [usize::MAX; SEQUENCES];
+    let (mut of_whole, mut of_parts) = (0_usize, 0_usize);
+    for (at, sequence) in sequences.enumerate() {
+        let Some(found) = usize::try_from(sequence).ok().and_then(|sequence| last.get_mut(sequence)) else {
+            return false;
+        };
+        of_whole += usize::from(*found == usize::MAX);
+        of_parts += usize::from(*found != at / part);
+        *found = at / part;
+    }
+    let work = |compared: usize| tokens + compared * (COMPARED - 1);
+    work(of_parts) < threads.saturating_mul(work(of_whole))
 }
 
 /// Tokens of each part.
@@ -87,6 +116,35 @@ mod tests {
         note_check(false);
         note_check(true);
         assert_eq!(trust(), Trust::Refused);
+    }
+
+    /// A mask of 65536 cells is a long one for a few tokens, too: each of many slots generates one.
+    #[test]
+    fn no_thread_is_made_without_a_part() {
+        assert_eq!(of_wanted(15, 12_288, 12_288), Some(15));
+        assert_eq!(of_wanted(15, 2048, 512), None, "too small");
+        assert_eq!(of_wanted(1, 12_288, 12_288), None);
+        for (tokens, threads) in [(2, None), (32, None), (63, None), (64, Some(2)), (100, Some(3)), (512, Some(15))] {
+            assert_eq!(of_wanted(15, tokens, 1 << 20), threads, "{tokens}");
+            assert!(threads.is_none_or(|threads| tokens.div_ceil(part(tokens, threads)) >= threads), "{tokens}");
+        }
+    }
+
+    #[test]
+    fn sequences_that_take_turns_are_not_shared_out_where_that_takes_longer() {
+        let turns = |tokens: i32, sequences: i32| (0..tokens).map(move |at| at % sequences).collect::<Vec<i32>>();
+        let pays = |sequences: Vec<i32>, threads| pays(sequences.into_iter(), threads);
+        // One text, and one behind the other.
+        for threads in 2..=16 {
+            assert!(pays(vec![7; 2048], threads), "{threads}");
+            assert!(pays((0..2048).map(|at| at / 8).collect(), threads), "{threads}");
+        }
+        // 2048 rows would be compared with every cell in place of 256.
+        assert!(!pays(turns(2048, 256), 2));
+        assert!(!pays(turns(2048, 64), 2));
+        assert!(pays(turns(2048, 256), 16));
+        assert!(pays(turns(256, 256), 2), "the whole compares each row as well");
+        assert!(!pays(vec![0, -1, 0, 0], 2) && !pays(vec![0, 256, 0, 0], 2), "no sequences");
     }
 
     #[test]

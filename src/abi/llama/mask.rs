@@ -112,7 +112,9 @@ impl Call {
         let sequences = batch.sequence_tokens.checked_mul(batch.sequence_sets) == Some(batch.tokens)
             && (1..=batch.tokens).contains(&batch.sequences_used);
         let pointers = [batch.positions.addr(), batch.sequence_counts.addr(), batch.sequences.addr()];
-        let placed = (1..=4).contains(&batch.sections) && pointers.iter().all(|at| *at != 0 && at.is_multiple_of(4));
+        let placed = (1..=4).contains(&batch.sections)
+            && batch.sequences.is_aligned()
+            && pointers.iter().all(|at| *at != 0 && at.is_multiple_of(4));
         let cache = core::ptr::with_exposed_provenance(address(cache));
         (dense && fits && sequences && placed && tokens > 1).then_some(Self {
             function,
@@ -126,6 +128,14 @@ impl Call {
 
     fn cells(&self) -> usize {
         usize::try_from(self.mask.ne[0]).unwrap_or(0)
+    }
+
+    /// The sequence of each token that its row is for. `None` where a token has none.
+    fn sequences(&self) -> Option<Vec<i32>> {
+        // SAFETY: as many as tokens, which was checked with parts of them.
+        let lists = unsafe { core::slice::from_raw_parts(self.batch.sequences, self.tokens) };
+        // SAFETY: the sequences of a token are one at least.
+        lists.iter().map(|list| (!list.is_null()).then(|| unsafe { list.read() })).collect()
     }
 
     /// Calls the host's function for some of the tokens. Their rows are written where they belong, or to `elsewhere`. False if it threw.
@@ -239,6 +249,9 @@ fn share(call: &Call) -> bool {
         return false;
     }
     let begun = Instant::now();
+    if !call.sequences().is_some_and(|sequences| masks::pays(sequences.into_iter(), threads)) {
+        return false;
+    }
     if !call.share(threads) {
         refuse("it failed for a part of a pass");
         return false;
