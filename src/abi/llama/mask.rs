@@ -180,8 +180,9 @@ impl Call {
         returned != 0
     }
 
-    /// Fills all of the mask by so many threads, this one among them. False if a part threw: then it is to be filled by the host.
-    fn share(&self, threads: usize) -> bool {
+    /// Fills all of the mask by so many threads, this one among them. Returns how many there were; `None` if a part threw: then it is to be filled by
+    /// the host.
+    fn share(&self, threads: usize) -> Option<usize> {
         let part = masks::part(self.tokens, threads);
         let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let work = || {
@@ -196,17 +197,15 @@ impl Call {
                 }
             }
         };
-        thread::scope(|scope| {
-            for _ in 1..threads {
-                let builder = thread::Builder::new().name("ggml-moe-mask".to_owned());
-                // Where the system gives no thread the others do its part.
-                if builder.spawn_scoped(scope, work).is_err() {
-                    break;
-                }
-            }
+        let made = thread::scope(|scope| {
+            let make =
+                |_: &usize| thread::Builder::new().name("ggml-moe-mask".to_owned()).spawn_scoped(scope, work).is_ok();
+            // Where the system gives no thread the others do its part.
+            let made = (1..threads).take_while(make).count();
             work();
+            made
         });
-        !failed.load(Ordering::Relaxed)
+        (!failed.load(Ordering::Relaxed)).then_some(1 + made)
     }
 
     /// Whether parts have the rows that the whole has, which is filled.
@@ -252,12 +251,12 @@ fn share(call: &Call) -> bool {
     if !call.sequences().is_some_and(|sequences| masks::pays(sequences.into_iter(), threads)) {
         return false;
     }
-    if !call.share(threads) {
+    let Some(threads) = call.share(threads) else {
         refuse("it failed for a part of a pass");
         return false;
-    }
+    };
     static TOLD: AtomicBool = AtomicBool::new(false);
-    if !TOLD.swap(true, Ordering::Relaxed) {
+    if threads > 1 && !TOLD.swap(true, Ordering::Relaxed) {
         log::info(&format!(
             "the mask of a pass of {} tokens over {} cells was filled by {threads} threads in {:.1} ms; llama.cpp fills it by one (mask-threads)",
             call.tokens,
