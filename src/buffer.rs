@@ -312,6 +312,12 @@ impl Buffer {
         }
     }
 
+    /// Whether the host sets a whole tensor of dense weights, as it does while it loads.
+    pub(crate) fn loads(&self, tensor: Tensor<'_>, place: Place) -> bool {
+        let is_whole = place.address == tensor.data() && place.bytes == tensor.bytes();
+        is_whole && self.host().is_none() && self.dense.load(Ordering::Relaxed) > 0
+    }
+
     /// The host sets a whole tensor from memory at `source`. If that is the model's file, mapped, the tensor shows it from now on: returned is
     /// its new address. Otherwise the bytes are to be copied.
     pub(crate) fn show_file(&self, tensor: Tensor<'_>, place: Place, source: usize) -> Option<usize> {

@@ -51,7 +51,7 @@ pub(crate) enum Unmapped {
 }
 
 /// The system's page size.
-pub(super) fn page_bytes() -> usize {
+pub(crate) fn page_bytes() -> usize {
     // SAFETY: a query without arguments in memory.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(super::store::PAGE_BYTES)
@@ -219,14 +219,23 @@ unsafe fn move_over(mapping: *mut c_void, pages: &Range<usize>) -> io::Result<()
     Err(error)
 }
 
-/// Asks the system to read whole pages around these bytes soon. Nothing but time changes.
-pub(super) fn will_need(start: usize, bytes: usize) {
-    let page = page_bytes();
-    let first = start / page * page;
-    let length = start.saturating_add(bytes) - first;
-    let at = core::ptr::with_exposed_provenance_mut::<c_void>(first);
-    // SAFETY: advice about pages; a range that is not mapped is refused.
-    unsafe { libc::madvise(at, length, libc::MADV_WILLNEED) };
+/// Bytes that are asked for at once: of one call the system takes no more than its read-ahead, which is 128 KiB where nobody changed it.
+const ASKED_BYTES: usize = 128 << 10;
+
+/// Asks the system to read these bytes soon: the pages that hold them, and none around. Nothing but time changes.
+pub(crate) fn will_need(start: usize, bytes: usize) {
+    for (address, length) in asked(start, bytes, page_bytes()) {
+        let at = core::ptr::with_exposed_provenance_mut::<c_void>(address);
+        // SAFETY: advice about pages; a range that is not mapped is refused.
+        unsafe { libc::madvise(at, length, libc::MADV_WILLNEED) };
+    }
+}
+
+/// The calls for that: whole pages from their first byte on.
+fn asked(start: usize, bytes: usize, page: usize) -> impl Iterator<Item = (usize, usize)> {
+    let end = start.saturating_add(bytes);
+    let step = ASKED_BYTES.max(page);
+    (start / page * page..end).step_by(step).map(move |address| (address, step.min(end - address)))
 }
 
 #[cfg(test)]
@@ -261,6 +270,16 @@ mod tests {
         }
         assert!(matches!(at(base + 0xf000, 0x1001), Err(Unmapped::Ends)));
         assert!(matches!(at(base + 0xf000, usize::MAX), Err(Unmapped::Ends)));
+    }
+
+    #[test]
+    fn all_that_is_asked_for_is_asked_for_in_little_pieces() {
+        let calls = |start, bytes| asked(start, bytes, 4096).collect::<Vec<_>>();
+        assert_eq!(calls(4096 + 5, 10), [(4096, 15)]);
+        assert_eq!(calls(4095, 2), [(0, 4097)]);
+        assert_eq!(calls(8192, ASKED_BYTES + 1), [(8192, ASKED_BYTES), (8192 + ASKED_BYTES, 1)]);
+        assert_eq!(calls(8192, 0), []);
+        assert_eq!(asked(1 << 16, 10, 1 << 18).collect::<Vec<_>>(), [(0, (1 << 16) + 10)], "large pages");
     }
 
     #[test]

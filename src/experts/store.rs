@@ -112,6 +112,13 @@ impl HostMemory {
         self.extents.touch(&(address..address.saturating_add(bytes)))
     }
 
+    /// Asks the system for bytes that are about to be read, where they show a file: it then reads the pages that hold them, and none around.
+    pub(crate) fn ask(&self, address: usize, bytes: usize) {
+        if self.contains(address, bytes) && self.shows_file(address, bytes) {
+            mapped::will_need(address, bytes);
+        }
+    }
+
     /// Whether all that nobody has written to is zero.
     pub(crate) fn is_fresh(&self) -> bool {
         self.fresh.load(Ordering::Relaxed)

@@ -13,6 +13,7 @@ use super::super::layout::{Words, field};
 use super::super::tensor::{BufferTypeKey, Tensor};
 use super::{behind, borrowed, buffer_type, put, reg};
 use crate::buffer::{Buffer, BufferError, Place};
+use crate::experts::mapped::will_need;
 use crate::gpu::{self, Rows};
 
 impl Kind for Buffer {
@@ -169,6 +170,10 @@ unsafe fn write(buffer: &Buffer, place: Place, source: *const c_void, rows: Rows
 unsafe fn set(buffer: &Buffer, tensor: Tensor<'_>, place: Place, source: *const c_void) -> Result<(), BufferError> {
     let shown = buffer.show_file(tensor, place, source.addr());
     let Some((address, memory)) = shown.zip(buffer.host()) else {
+        if buffer.loads(tensor, place) {
+            // A mapped file has experts in front of it and behind it, which page faults would read as well.
+            will_need(source.addr(), place.bytes);
+        }
         // SAFETY: the caller's contract.
         return unsafe { write(buffer, place, source, Rows::one(place.bytes)) };
     };

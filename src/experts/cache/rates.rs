@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Cache, MOST_TOKENS, Weights};
+use super::{Cache, MOST_TOKENS, Weight, Weights};
 use crate::buffer::BufferError;
 use crate::cpu::shape::{Job, Pair};
 use crate::device::Device;
@@ -60,6 +60,10 @@ impl Cache {
         if row > size.inputs || row * group.used as usize * tokens > size.outputs {
             return None;
         }
+        let run = |weight: &Weight| {
+            (weight.address + first as usize * weight.expert_bytes, group.used as usize * weight.expert_bytes)
+        };
+        self.read_ahead.ask(weights.matrices.iter().map(run));
         let groups: Vec<_> = experts.map(|expert| weights.of(expert)).collect();
         let pairs: Vec<Pair> = (0..group.used).map(|output| Pair { input: 0, output }).collect();
         let job = Job {
