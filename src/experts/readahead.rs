@@ -1,20 +1,20 @@
-//! Asking for experts that lie in the model's file before the team reads them.
+//! Asking for experts that lie in the model's file before they are read.
 //!
 //! Owns: whether it is done. Asking costs microseconds for each expert even when its pages are there, so it is done only while this process makes the
-//! system read: after a graph during which it did, for some graphs.
-//! Invariants: what is asked for is read by the team of this graph; nothing else is.
-//! Threads: the one that drives the backend. Does not: read by itself; what long passes bring is read by the threads that copy it, blocks ahead of its use.
+//! system read: after a step during which it did, for some steps. For the team a step is a graph; for the threads that copy what passes bring, a piece.
+//! Invariants: what is asked for is read by the team of this graph, or copied soon; nothing else is.
+//! Threads: the one that drives the backend; under a lock, those that copy. Does not: read by itself.
 // UNSAFETY: the process's own figures are asked for.
 #![expect(unsafe_code, reason = "the process's own figures are asked for")]
 
 use super::mapped;
 
-/// Graphs for which it goes on after one that made the system read.
-const GRAPHS: u32 = 16;
+/// Steps for which it goes on after one that made the system read.
+const STEPS: u32 = 16;
 /// Units in which the system counts what is read, that count as reading.
 const LEAST_BLOCKS: u64 = 64;
 
-/// For the experts of one cache.
+/// For the experts of one cache, or the copies of one queue.
 #[derive(Debug, Default)]
 pub(crate) struct ReadAhead {
     /// Whether any of them lie in a file.
@@ -26,10 +26,10 @@ pub(crate) struct ReadAhead {
 impl ReadAhead {
     /// For experts of which some lie in a file, or none.
     pub(crate) fn new(from_file: bool) -> Self {
-        Self { from_file, seen: 0, left: GRAPHS }
+        Self { from_file, seen: 0, left: STEPS }
     }
 
-    /// A graph begins.
+    /// A step begins.
     pub(crate) fn begin(&mut self) {
         if self.from_file {
             self.note(blocks_read());
@@ -37,7 +37,7 @@ impl ReadAhead {
     }
 
     fn note(&mut self, read: u64) {
-        self.left = if read >= self.seen + LEAST_BLOCKS { GRAPHS } else { self.left.saturating_sub(1) };
+        self.left = if read >= self.seen + LEAST_BLOCKS { STEPS } else { self.left.saturating_sub(1) };
         self.seen = read;
     }
 
@@ -72,8 +72,8 @@ mod tests {
     #[test]
     fn it_goes_on_while_the_system_reads() {
         let mut ahead = ReadAhead::new(true);
-        assert!(ahead.is_on(), "the first graphs after loading");
-        for _ in 0..GRAPHS {
+        assert!(ahead.is_on(), "the first steps after loading");
+        for _ in 0..STEPS {
             ahead.note(1000);
             ahead.note(1000);
         }

@@ -10,6 +10,7 @@
 // UNSAFETY: the contract passes raw host memory; callers vouch for it until `synchronize`.
 #![expect(unsafe_code, reason = "the contract passes raw host memory; callers vouch for it")]
 
+mod ahead;
 mod queue;
 
 use core::ffi::c_void;

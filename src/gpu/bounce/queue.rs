@@ -5,7 +5,7 @@
 //! the driver's mark behind its last copy is reached. After a failure everything that waits is given up; the failure is told once.
 //! Threads: named `ggml-moe-copy`, as many as the processors allow, six at most, joined when this is dropped. A panic in one is a failure, and the
 //! driver copies everything itself from then on. The lock is held for a look or a change and while the driver is given a copy, which waits for nothing;
-//! not while bytes are copied or a mark is waited for.
+//! not while bytes are copied or asked for or a mark is waited for.
 // UNSAFETY: raw host memory is copied; who asked for the upload vouches for it.
 #![expect(unsafe_code, reason = "raw host memory is copied; who asked for the upload vouches for it")]
 
@@ -19,8 +19,10 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::super::{Driver, DriverError, Mark, Memory, Place, Registration, Rows};
+use super::ahead::Ahead;
 use crate::abi::inner::{self, Passport};
 use crate::experts::HostMemory;
+use crate::experts::mapped::will_need;
 use crate::telemetry::log;
 
 /// Bytes of a piece.
@@ -61,6 +63,7 @@ struct State {
     /// The number of the first item, and of the first that nobody looked at to copy it.
     first: u64,
     next: u64,
+    ahead: Ahead,
     /// Pieces that were taken so far: their places in the ring follow each other.
     taken: usize,
     /// Pieces that were taken and not given to the driver.
@@ -337,7 +340,9 @@ impl Shared {
         state.under_way += 1;
         state.copying += 1;
         let busy = state.busy[slot].take();
+        let soon = state.take_soon(number);
         drop(state);
+        soon.into_iter().for_each(|(source, bytes)| will_need(source, bytes));
         // Counts the end of the copy also when it ends in a panic.
         let copying = Copying(self);
         let reached = busy.map_or(Ok(()), |mark| wait_for(&*mark));
@@ -448,6 +453,16 @@ impl State {
             }
         }
         None
+    }
+
+    /// Sources and bytes that are to be asked for when a thread takes the item of this number.
+    fn take_soon(&mut self, number: u64) -> Vec<(usize, usize)> {
+        let wanted = self.ahead.begin(number, self.first + self.items.len() as u64);
+        let piece = |number: u64| match self.items.get(usize::try_from(number.checked_sub(self.first)?).ok()?)? {
+            Item::Piece { source, bytes, .. } => Some((*source, *bytes)),
+            Item::Mark(_) => None,
+        };
+        wanted.filter_map(piece).collect()
     }
 
     /// A piece lies in the ring; after a failure nobody waits for it any more.
