@@ -212,7 +212,11 @@ impl Call {
     fn check(&self) -> Check {
         let mut rows: Vec<&[u8]> = Vec::new();
         for tokens in masks::samples(self.tokens) {
-            let mut own = vec![0x5a_u8; tokens.len() * self.row_bytes];
+            let (mut own, bytes) = (Vec::new(), tokens.len() * self.row_bytes);
+            if own.try_reserve_exact(bytes).is_err() {
+                return Check::Unclear;
+            }
+            own.resize(bytes, 0x5a_u8);
             // SAFETY: some of the tokens, with room for their rows.
             if !unsafe { self.fill(&tokens, Some(own.as_mut_ptr())) } {
                 return Check::Failed;
