@@ -36,10 +36,12 @@ want_stock() {
   python3 -m pip --version > /dev/null 2>&1 || packages+=(python3-pip)
 }
 
-# One host of the layout matrix is a package of npm.
+# One host of the layout matrix is a package of npm, and one runs on Mesa's software driver for Vulkan.
 want_matrix() {
   want_stock
   want npm:npm
+  compgen -G '/usr/share/vulkan/icd.d/lvp_icd*' > /dev/null || compgen -G '/etc/vulkan/icd.d/lvp_icd*' > /dev/null \
+    || packages+=(mesa-vulkan-drivers)
 }
 
 want_gen() { compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' > /dev/null || [ -n "${LIBCLANG_PATH:-}" ] || packages+=(libclang-dev); }

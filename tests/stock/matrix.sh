@@ -84,14 +84,19 @@ sources() { # folder
   find "$root/$1" -type d -path '*/llama.cpp/ggml' | head -n 1
 }
 
-# The wheel's CPU backend is compiled for one machine with AVX-512. Where that is not here, the same release is built for every
-# machine; nothing else of the host is replaced.
-runs_own_cpu() { grep -q -m 1 -w avx512f /proc/cpuinfo; }
+# The wheel's CPU backend is compiled for one machine, a Sapphire Rapids: it ends with SIGILL on one that lacks any of its instructions, as AMD's with
+# AVX-512 do. There the same release is built for every machine; nothing else of the host is replaced.
+runs_own_cpu() {
+  local flag
+  for flag in avx512f avx512_fp16 amx_int8; do
+    grep -q -m 1 -w "$flag" /proc/cpuinfo || return 1
+  done
+}
 
 portable_cpu() {
   local target=$root/b10434-cpu source
   runs_own_cpu || [ -f "$target/.complete" ] || {
-    echo "matrix: building the CPU backend of b10434 without AVX-512 (about 4 minutes on 2 cores, once)" >&2
+    echo "matrix: building the CPU backend of b10434 for every machine (about 4 minutes on 2 cores, once)" >&2
     source=$(sources src-0.20.0)
     rm -rf "$target"
     mkdir -p "$target/build"
