@@ -44,7 +44,11 @@ want_matrix() {
     || packages+=(mesa-vulkan-drivers)
 }
 
-want_gen() { compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' > /dev/null || [ -n "${LIBCLANG_PATH:-}" ] || packages+=(libclang-dev); }
+# Not libclang-cpp, which comes with other packages and is of no use to bindgen.
+want_gen() {
+  [ -n "${LIBCLANG_PATH:-}" ] || compgen -G '/usr/lib/llvm-*/lib/libclang.so*' > /dev/null \
+    || compgen -G '/usr/lib/llvm-*/lib/libclang-[0-9]*.so*' > /dev/null || packages+=(libclang-dev)
+}
 
 case ${1:-} in
   rust) want_rust ;;
